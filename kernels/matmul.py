@@ -1,0 +1,180 @@
+"""Weights times activations: tiles of 16 rows by groups of n tokens, for every compute format (see `formats`).
+
+The tokens of a batch come in groups of n = 1, 4 or 8, interleaved (see `activations`), so that one loaded weight vector serves
+all of them. Per row and token the order of operations does not depend on n: a token's result is the same bits in any batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hotneuron.kernels import formats
+from hotneuron.kernels.activations import quantize_reference
+from hotneuron.kernels.jit import njit
+from hotneuron.kernels.simd import (
+    dot_each,
+    dot_each_small,
+    fma_near,
+    fma_shared,
+    high_nibbles,
+    load_bf16,
+    load_f16,
+    load_f32,
+    load_u8,
+    low_nibbles,
+    prefetch,
+    scale_each,
+    splats_i32,
+    store_each,
+    zeros_f32,
+    zeros_i32,
+)
+
+# How far ahead of itself a single token's pass asks for weights; hardware prefetchers stop at each 4 KiB page.
+AHEAD_BYTES = 4096
+
+
+def _nibble_tile(n, has_min, block_bytes):
+    lines = block_bytes // 64
+
+    @njit
+    def tile(w, x, columns, y, y_stride):
+        scale = x + columns * n
+        part = columns // 32 * 4 * n
+        acc = zeros_f32(n)
+        for _ in range(columns // 64):
+            if n == 1:
+                for line in range(lines):
+                    prefetch(w + AHEAD_BYTES + 64 * line)
+            for half in range(2):
+                total = zeros_i32(n) if has_min else splats_i32(n, scale + part)
+                for j in range(4):
+                    v = load_u8(w + 256 * half + 64 * j)
+                    total = dot_each_small(total, low_nibbles(v), x)
+                    total = dot_each_small(total, high_nibbles(v), x + 4 * n)
+                    x += 8 * n
+                acc = fma_shared(acc, scale_each(total, scale), load_f16(w + 512 + 32 * half))
+                if has_min:
+                    acc = fma_near(acc, load_f16(w + 576 + 32 * half), scale + 3 * part)
+                scale += 4 * n
+            w += block_bytes
+        store_each(y, y_stride, acc)
+
+    return tile
+
+
+def _byte_tile(n, has_min, block_bytes):
+    lines = block_bytes // 64
+
+    @njit
+    def tile(w, x, columns, y, y_stride):
+        scale = x + columns * n
+        part = columns // 32 * 4 * n
+        acc = zeros_f32(n)
+        for _ in range(columns // 64):
+            if n == 1:
+                for line in range(lines):
+                    prefetch(w + AHEAD_BYTES + 64 * line)
+            for half in range(2):
+                total = zeros_i32(n) if has_min else splats_i32(n, scale + 2 * part)
+                for j in range(8):
+                    total = dot_each(total, load_u8(w + 512 * half + 64 * j), x)
+                    x += 4 * n
+                acc = fma_shared(acc, scale_each(total, scale), load_f16(w + 1024 + 32 * half))
+                if has_min:
+                    acc = fma_near(acc, load_f16(w + 1088 + 32 * half), scale + 3 * part)
+                scale += 4 * n
+            w += block_bytes
+        store_each(y, y_stride, acc)
+
+    return tile
+
+
+def _byte_16_tile(n, block_bytes):
+    @njit
+    def tile(w, x, columns, y, y_stride):
+        scale = x + columns * n
+        bias = scale + columns // 32 * 16 * n
+        acc = zeros_f32(n)
+        for _ in range(columns // 64):
+            for quarter in range(4):
+                total = splats_i32(n, bias)
+                for j in range(4):
+                    total = dot_each(total, load_u8(w + 256 * quarter + 64 * j), x)
+                    x += 4 * n
+                acc = fma_shared(acc, scale_each(total, scale), load_f16(w + 1024 + 32 * quarter))
+                bias += 4 * n
+                if quarter % 2 == 1:
+                    scale += 4 * n
+            w += block_bytes
+        store_each(y, y_stride, acc)
+
+    return tile
+
+
+def _float_tile(n, load, item_bytes):
+    step = 16 * item_bytes
+
+    @njit
+    def tile(w, x, columns, y, y_stride):
+        acc = zeros_f32(n)
+        for _ in range(columns):
+            acc = fma_near(acc, load(w), x)
+            w += step
+            x += 4 * n
+        store_each(y, y_stride, acc)
+
+    return tile
+
+
+def _tiles_of(n):
+    """For one group size: a kernel that multiplies tiles first..last-1 of any format by one group of tokens."""
+    nibble = _nibble_tile(n, False, formats.BLOCK_BYTES[formats.NIBBLE])
+    nibble_min = _nibble_tile(n, True, formats.BLOCK_BYTES[formats.NIBBLE_MIN])
+    byte = _byte_tile(n, False, formats.BLOCK_BYTES[formats.BYTE])
+    byte_min = _byte_tile(n, True, formats.BLOCK_BYTES[formats.BYTE_MIN])
+    byte_16 = _byte_16_tile(n, formats.BLOCK_BYTES[formats.BYTE_16])
+    half, bfloat, float_ = _float_tile(n, load_f16, 2), _float_tile(n, load_bf16, 2), _float_tile(n, load_f32, 4)
+
+    @njit
+    def tile(format_id, w, x, columns, y, y_stride):
+        if format_id == formats.NIBBLE:
+            nibble(w, x, columns, y, y_stride)
+        elif format_id == formats.NIBBLE_MIN:
+            nibble_min(w, x, columns, y, y_stride)
+        elif format_id == formats.BYTE:
+            byte(w, x, columns, y, y_stride)
+        elif format_id == formats.BYTE_MIN:
+            byte_min(w, x, columns, y, y_stride)
+        elif format_id == formats.BYTE_16:
+            byte_16(w, x, columns, y, y_stride)
+        elif format_id == formats.HALF:
+            half(w, x, columns, y, y_stride)
+        elif format_id == formats.BFLOAT:
+            bfloat(w, x, columns, y, y_stride)
+        else:
+            float_(w, x, columns, y, y_stride)
+
+    return tile
+
+
+_tile_1, _tile_4, _tile_8 = _tiles_of(1), _tiles_of(4), _tiles_of(8)
+
+
+@njit
+def matmul_tile(format_id, w, x, group_bytes, n, n_groups, columns, y, y_stride):
+    """One tile of 16 rows times all groups: y[token][16 rows], tokens y_stride bytes apart."""
+    if n == 1:
+        _tile_1(format_id, w, x, columns, y, y_stride)
+    elif n == 4:
+        _tile_4(format_id, w, x, columns, y, y_stride)
+    else:
+        for g in range(n_groups):
+            _tile_8(format_id, w, x + g * group_bytes, columns, y + 8 * g * y_stride, y_stride)
+
+
+def matmul_reference(weights: np.ndarray, x: np.ndarray, format_id: int) -> np.ndarray:
+    """f32 weights [rows, columns] times f32 x [tokens, columns], x quantized as the integer kernels do."""
+    if format_id < formats.HALF:
+        x = quantize_reference(x)
+    return (x.astype(np.float64) @ weights.T.astype(np.float64)).astype(np.float32)
