@@ -1,0 +1,156 @@
+"""What a model is, read from its file and checked as a whole before anything is allocated for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hotneuron.models.architectures.architecture import Architecture, Presence
+from hotneuron.models.architectures.registry import ARCHITECTURES
+from hotneuron.models.dequantize import dequantize
+from hotneuron.models.errors import UnsupportedError
+from hotneuron.models.gguf_file import GGUFFile
+from hotneuron.models.metadata import Metadata
+from hotneuron.models.rope import RopeConfig
+from hotneuron.models.tensor_table import ROPE_FACTORS, VECTOR_TYPES, check_tensors
+
+MAX_LAYERS = 1024
+MAX_HIDDEN = 1 << 17
+MAX_HEADS = 2048
+MAX_HEAD_DIM = 1024
+MAX_FFN = 1 << 20
+MAX_VOCAB = 1 << 22
+MAX_CONTEXT_TOKENS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    architecture: str
+    name: str
+    n_layers: int
+    hidden: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    context_tokens: int  # that the model was trained for
+    norm_eps: float
+    rope: RopeConfig
+    sliding_window: int  # tokens, itself included, that each token attends to; 0: all
+    qkv_bias: bool
+    qk_norm: bool
+    tied_embeddings: bool
+
+    @classmethod
+    def from_file(cls, file: GGUFFile) -> ModelConfig:
+        """Reads metadata and checks every tensor against them.
+
+        Raises ModelFileError (missing, wrong or contradictory) or UnsupportedError (architecture, variant, type).
+        """
+        metadata = Metadata(file)
+        name = metadata.text("general.architecture")
+        architecture = ARCHITECTURES.get(name)
+        if architecture is None:
+            raise UnsupportedError(f"{file.path}: architecture {name[:60]!r}; supported are {', '.join(ARCHITECTURES)}")
+        if metadata.integer(".expert_count", 0, 1 << 16, default=0):
+            raise UnsupportedError(f"{file.path}: mixtures of experts are not supported, only dense models are")
+        config = _read(metadata, architecture)
+        check_tensors(file, config)
+        return config
+
+
+def _read(metadata: Metadata, architecture: Architecture) -> ModelConfig:
+    file = metadata.file
+    hidden = metadata.integer(".embedding_length", 1, MAX_HIDDEN)
+    n_heads = metadata.integer(".attention.head_count", 1, MAX_HEADS)
+    n_kv_heads = metadata.integer(".attention.head_count_kv", 1, MAX_HEADS, default=n_heads)
+    if n_heads % n_kv_heads:
+        metadata.fail(".attention.head_count_kv", f"{n_kv_heads} does not divide the {n_heads} heads")
+    if not metadata.has(".attention.key_length") and hidden % n_heads:
+        metadata.fail(".attention.head_count", f"{n_heads} heads do not divide the hidden size {hidden}")
+    head_dim = metadata.integer(".attention.key_length", 2, MAX_HEAD_DIM, default=hidden // n_heads)
+    if head_dim % 2:
+        metadata.fail(".attention.key_length", f"the head size {head_dim} is odd; RoPE needs pairs")
+    value_dim = metadata.integer(".attention.value_length", 1, MAX_HEAD_DIM, default=head_dim)
+    if value_dim != head_dim:
+        raise UnsupportedError(f"{file.path}: keys of {head_dim} and values of {value_dim}; equal sizes are supported")
+    context_tokens = metadata.integer(".context_length", 1, MAX_CONTEXT_TOKENS)
+    return ModelConfig(
+        architecture=architecture.name,
+        name=metadata.text("general.name", default=file.path.stem),
+        n_layers=metadata.integer(".block_count", 1, MAX_LAYERS),
+        hidden=hidden,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        ffn=metadata.integer(".feed_forward_length", 1, MAX_FFN),
+        vocab=_vocab(metadata),
+        context_tokens=context_tokens,
+        norm_eps=metadata.real(".attention.layer_norm_rms_epsilon", 1e-12, 1.0),
+        rope=_rope(metadata, architecture, head_dim, context_tokens),
+        sliding_window=metadata.integer(".attention.sliding_window", 0, MAX_CONTEXT_TOKENS, default=0),
+        qkv_bias=_present(architecture.qkv_bias, file, "blk.0.attn_q.bias"),
+        qk_norm=_present(architecture.qk_norm, file, "blk.0.attn_q_norm.weight"),
+        tied_embeddings="output.weight" not in file.tensors,
+    )
+
+
+def _present(presence: Presence, file: GGUFFile, tensor: str) -> bool:
+    return presence == "always" or (presence == "optional" and tensor in file.tensors)
+
+
+def _vocab(metadata: Metadata) -> int:
+    """The number of tokens: the tokenizer's list decides, since files exist whose vocab_size is not its length."""
+    tokens = metadata.file.metadata.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        return metadata.integer(".vocab_size", 1, MAX_VOCAB)
+    if not isinstance(tokens, list) or not 1 <= len(tokens) <= MAX_VOCAB:
+        metadata.fail("tokenizer.ggml.tokens", f"is not a list of 1 to {MAX_VOCAB} tokens")
+    return len(tokens)
+
+
+def _rope(metadata: Metadata, architecture: Architecture, head_dim: int, context_tokens: int) -> RopeConfig:
+    file = metadata.file
+    dims = metadata.integer(".rope.dimension_count", 2, head_dim, default=head_dim)
+    if dims % 2:
+        metadata.fail(".rope.dimension_count", f"{dims} is odd; RoPE needs pairs")
+    freq_factors = _freq_factors(metadata, dims)
+    # Without a type, llama.cpp takes the factor as linear; `rope.scale_linear` is the factor's old name. 0 is none.
+    scaling = metadata.text(".rope.scaling.type", default="linear")
+    if scaling not in ("none", "linear", "yarn"):
+        raise UnsupportedError(f"{file.path}: RoPE scaling {scaling[:60]!r}; supported are none, linear, yarn")
+    old_factor = metadata.real(".rope.scale_linear", 0.0, 1e6, default=0.0)
+    factor = metadata.real(".rope.scaling.factor", 0.0, 1e6, default=old_factor) or 1.0
+    if scaling == "none" or (scaling == "linear" and factor == 1.0):
+        scaling, factor = "llama3" if freq_factors else "none", 1.0
+    original = metadata.integer(
+        ".rope.scaling.original_context_length", 1, MAX_CONTEXT_TOKENS, default=context_tokens
+    )
+    yarn = scaling == "yarn"
+    return RopeConfig(
+        dims=dims,
+        theta=metadata.real(".rope.freq_base", 1.001, 1e15, default=10000.0),
+        style=architecture.rope_style,
+        scaling=scaling,
+        factor=factor,
+        original_context_tokens=original,
+        ext_factor=metadata.real(".rope.scaling.yarn_ext_factor", 0.0, 1.0, default=1.0) if yarn else 0.0,
+        attn_factor=metadata.real(".rope.scaling.attn_factor", 1e-3, 1e3, default=1.0),
+        beta_fast=metadata.real(".rope.scaling.yarn_beta_fast", 1e-3, 1e6, default=32.0),
+        beta_slow=metadata.real(".rope.scaling.yarn_beta_slow", 1e-3, 1e6, default=1.0),
+        freq_factors=freq_factors,
+    )
+
+
+def _freq_factors(metadata: Metadata, dims: int) -> tuple[float, ...]:
+    info = metadata.file.tensors.get(ROPE_FACTORS)
+    if info is None:
+        return ()
+    field = f"tensor {ROPE_FACTORS}"
+    if info.shape != (dims // 2,) or info.type not in VECTOR_TYPES:
+        metadata.fail(field, f"is {info.type.name} of shape {info.shape}; F32 of shape {(dims // 2,)} is expected")
+    factors = dequantize(metadata.file.raw(ROPE_FACTORS), info.type, info.shape)
+    if not np.all(np.isfinite(factors) & (factors > 0)):
+        metadata.fail(field, "holds a factor that is not a positive number")
+    return tuple(factors.tolist())
