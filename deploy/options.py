@@ -1,0 +1,154 @@
+"""The flags that several verbs share, named as in llama.cpp, and what they turn into."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from hotneuron.models.errors import NotFoundError, RequestError
+
+if TYPE_CHECKING:
+    from hotneuron.actors.messages import SamplingParams
+
+DEFAULT_MODEL = "smollm2-135m"
+_MAX_TEXT_BYTES = 64 << 20
+
+Model = Annotated[
+    str, typer.Option("-m", "--model", help="A .gguf file, a name of `ls`, or hf:owner/repo[/file.gguf].")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
+Context = Annotated[int | None, typer.Option("-c", "--ctx-size", min=8, help="Context in tokens.")]
+Threads = Annotated[
+    int | None,
+    typer.Option("-t", "--threads", min=1, max=256, help="Threads of each worker."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", min=0, max=64, help="Cold workers; 0: the hot worker alone."),
+]
+Exchange = Annotated[str, typer.Option("--exchange", help="shm, or ray (slow, readable).")]
+Split = Annotated[
+    str | None,
+    typer.Option("--split", help="Shares of the workers, hot first, as 50/50."),
+]
+
+Predict = Annotated[int, typer.Option("-n", "--predict", help="Tokens to generate at most; -1: until the end.")]
+Temperature = Annotated[float, typer.Option("--temp", help="Temperature; 0: always the likeliest token.")]
+Seed = Annotated[int, typer.Option("-s", "--seed", help="Seed; -1: a new one.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Keep the k likeliest; 0: all.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Keep this much probability; 1: off.")]
+MinP = Annotated[float, typer.Option("--min-p", help="Least share of the likeliest's probability.")]
+Typical = Annotated[float, typer.Option("--typical", "--typical-p", help="Locally typical sampling; 1: off.")]
+RepeatPenalty = Annotated[float, typer.Option("--repeat-penalty", help="1: off.")]
+RepeatLast = Annotated[int, typer.Option("--repeat-last-n", help="Tokens that the penalties look back on.")]
+PresencePenalty = Annotated[float, typer.Option("--presence-penalty", help="0: off.")]
+FrequencyPenalty = Annotated[float, typer.Option("--frequency-penalty", help="0: off.")]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option("-l", "--logit-bias", help="ID=BIAS, repeatable.", metavar="ID=BIAS"),
+]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", help="A text that ends the answer, repeatable.", metavar="TEXT")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The engine flags of one call, as given."""
+
+    context: int | None = None
+    threads: int | None = None
+    workers: int | None = None
+    exchange: str = "shm"
+    split: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.exchange not in ("shm", "ray"):
+            raise RequestError(f"--exchange {self.exchange!r}: give shm or ray")
+        parse_split(self.split)
+
+
+def parse_split(text: str | None) -> tuple[float, ...] | None:
+    """`50/50` as shares that add to 1. Raises RequestError."""
+    if text is None:
+        return None
+    try:
+        shares = tuple(float(part) for part in text.split("/"))
+    except ValueError:
+        shares = ()
+    total = sum(shares)
+    if not shares or not 0 < total < 1e6 or any(not share >= 0 for share in shares):
+        raise RequestError(f"--split {text!r}: write one share per worker, hot first, as 50/50")
+    return tuple(share / total for share in shares)
+
+
+def parse_logit_bias(pairs: list[str] | None) -> tuple[tuple[int, float], ...]:
+    """`ID=BIAS`, or `ID+1`, `ID-1` as in llama.cpp. Raises RequestError."""
+    parsed = []
+    for pair in pairs or []:
+        match = re.fullmatch(r"(\d{1,9})(?:=|(?=[+-]))([+-]?[\d.eE]{1,20})", pair.strip())
+        try:
+            parsed.append((int(match[1]), float(match[2])))  # type: ignore[index]
+        except (TypeError, ValueError):
+            raise RequestError(f"--logit-bias {pair!r}: write a token id and a number, as 15043=-1.5") from None
+    return tuple(parsed)
+
+
+def sampling_params(
+    *,
+    temperature: float,
+    seed: int,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    typical: float,
+    repeat_penalty: float,
+    repeat_last: int,
+    presence_penalty: float,
+    frequency_penalty: float,
+    logit_bias: list[str] | None,
+    logprobs: int | None,
+) -> SamplingParams:
+    """The flags as SamplingParams. Raises RequestError naming the field."""
+    from hotneuron.actors.messages import SamplingParams
+
+    return SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical,
+        repeat_penalty=repeat_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        penalty_last_tokens=repeat_last,
+        logit_bias=parse_logit_bias(logit_bias),
+        seed=secrets.randbits(31) if seed == -1 else seed,
+        logprobs=logprobs,
+    )
+
+
+def read_text(path: Path) -> str:
+    """A prompt or text file, `-` for standard input; one newline at its end is not part of it, as in llama.cpp.
+
+    Raises NotFoundError, RequestError (too long, or not text).
+    """
+    import sys
+
+    try:
+        if str(path) == "-":
+            data = sys.stdin.buffer.read(_MAX_TEXT_BYTES + 1)
+        else:
+            with path.open("rb") as stream:
+                data = stream.read(_MAX_TEXT_BYTES + 1)
+    except OSError as error:
+        raise NotFoundError(f"{path}: cannot be read: {error.strerror or error}; -f takes a text file") from error
+    if len(data) > _MAX_TEXT_BYTES:
+        raise RequestError(f"{path} is longer than {_MAX_TEXT_BYTES >> 20} MiB; give a shorter text")
+    if b"\0" in data[:4096]:
+        raise RequestError(f"{path} is not a text file; -f takes UTF-8 text")
+    return data.decode("utf-8", errors="replace").removesuffix("\n")

@@ -1,0 +1,38 @@
+"""An engine for one command: the model found or fetched, the actors started, everything gone at the end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hotneuron.deploy.console import Steps
+from hotneuron.deploy.options import EngineOptions, parse_split
+
+if TYPE_CHECKING:
+    from hotneuron.actors.engine import Engine
+
+
+@contextlib.contextmanager
+def engine_for(model: str, options: EngineOptions, *, max_slots: int = 1) -> Iterator[Engine]:
+    """Starts an engine for `model` (as -m takes it); raises the errors of the catalog, the file and the engine."""
+    from hotneuron.models import catalog
+
+    split = parse_split(options.split)
+    with Steps() as steps:
+        path = catalog.resolve(model, steps)
+        steps("loading the engine", 0, None)
+        from hotneuron.actors.engine import Engine, EngineConfig
+
+        config = EngineConfig(
+            model_path=path,
+            workers=options.workers,
+            threads=options.threads,
+            context_tokens=options.context,
+            max_slots=max_slots,
+            exchange=options.exchange,
+            split=split,
+        )
+        started = Engine.start(config, on_progress=steps)
+    with started as engine:
+        yield engine
