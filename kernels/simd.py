@@ -134,6 +134,24 @@ def _half_to_float(b, bits):
     return b.bitcast(b.or_(scaled, b.shl(b.and_(wide, _const(_VI, 0x8000)), _const(_VI, 16))), _VF)
 
 
+def _float_to_half(b, value):
+    """16 floats to halves as i16."""
+    bits16 = ir.VectorType(_I16, LANES)
+    value = _call(b, "llvm.minnum.v16f32", _VF, value, _const(_VF, 65504.0))
+    value = _call(b, "llvm.maxnum.v16f32", _VF, value, _const(_VF, -65504.0))
+    if PATH != "portable":
+        return b.bitcast(b.fptrunc(value, ir.VectorType(ir.HalfType(), LANES)), bits16)
+    bits = b.bitcast(value, _VI)
+    sign = b.lshr(b.and_(bits, _const(_VI, -0x80000000)), _const(_VI, 16))
+    magnitude = b.and_(bits, _const(_VI, 0x7FFFFFFF))
+    # Normal halves: rebias the exponent and round to even in integers. Subnormal ones: let an addition of 0.5 round.
+    odd = b.and_(b.lshr(magnitude, _const(_VI, 13)), _const(_VI, 1))
+    normal = b.lshr(b.add(b.add(magnitude, _const(_VI, (15 - 127) * (1 << 23) + 0xFFF)), odd), _const(_VI, 13))
+    small = b.sub(b.bitcast(b.fadd(b.bitcast(magnitude, _VF), _const(_VF, 0.5)), _VI), _const(_VI, 0x3F000000))
+    half = b.select(b.icmp_unsigned("<", magnitude, _const(_VI, 113 << 23)), small, normal)
+    return b.trunc(b.or_(half, sign), bits16)
+
+
 @_op(F32(ADDRESS))
 def load_f16(b, address):
     """16 halves to f32."""
@@ -146,23 +164,22 @@ def load_bf16(b, address):
     return b.bitcast(b.shl(b.zext(_at(b, address, ir.VectorType(_I16, LANES)), _VI), _const(_VI, 16)), _VF)
 
 
+@_op(types.float32(ADDRESS))
+def get_f16(b, address):
+    """The half at an address."""
+    return b.extract_element(_half_to_float(b, _splat(b, _at(b, address, _I16))), _I32(0))
+
+
+@_op(types.float32(ADDRESS))
+def get_bf16(b, address):
+    """The bfloat at an address."""
+    return b.bitcast(b.shl(b.zext(_at(b, address, _I16), _I32), _I32(16)), _F32)
+
+
 @_op(types.void(ADDRESS, F32))
 def store_f16(b, address, value):
     """f32 to 16 halves, to nearest even; what halves cannot hold is cut to their largest, so that no infinity is stored."""
-    value = _call(b, "llvm.minnum.v16f32", _VF, value, _const(_VF, 65504.0))
-    value = _call(b, "llvm.maxnum.v16f32", _VF, value, _const(_VF, -65504.0))
-    if PATH != "portable":
-        _put(b, address, b.fptrunc(value, ir.VectorType(ir.HalfType(), LANES)))
-        return
-    bits = b.bitcast(value, _VI)
-    sign = b.lshr(b.and_(bits, _const(_VI, -0x80000000)), _const(_VI, 16))
-    magnitude = b.and_(bits, _const(_VI, 0x7FFFFFFF))
-    # Normal halves: rebias the exponent and round to even in integers. Subnormal ones: let an addition of 0.5 round.
-    odd = b.and_(b.lshr(magnitude, _const(_VI, 13)), _const(_VI, 1))
-    normal = b.lshr(b.add(b.add(magnitude, _const(_VI, (15 - 127) * (1 << 23) + 0xFFF)), odd), _const(_VI, 13))
-    small = b.sub(b.bitcast(b.fadd(b.bitcast(magnitude, _VF), _const(_VF, 0.5)), _VI), _const(_VI, 0x3F000000))
-    half = b.select(b.icmp_unsigned("<", magnitude, _const(_VI, 113 << 23)), small, normal)
-    _put(b, address, b.trunc(b.or_(half, sign), ir.VectorType(_I16, LANES)))
+    _put(b, address, _float_to_half(b, value))
 
 
 @_op(F32(types.float32))
@@ -255,6 +272,19 @@ def sum_lanes(b, v):
 @_op(types.float32(F32))
 def max_lanes(b, v):
     return _halves(b, v, lambda x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
+
+
+@_op(F32(F32, F32, F32))
+def zero_below(b, x, limit, y):
+    """0 in the lanes where x < limit, y in the others."""
+    return b.select(b.fcmp_ordered("<", x, limit), ir.Constant(_VF, None), y)
+
+
+@_op(types.void(ADDRESS, types.float32))
+def put_f16(b, address, x):
+    """Store a float as a half, to nearest even, cut to the largest half."""
+    half = _float_to_half(b, _splat(b, x))
+    _put(b, address, b.extract_element(half, _I32(0)))
 
 
 @_op(F32(F32, types.int64))
