@@ -108,4 +108,4 @@ def ask(
 
 def chat_tokens(engine: Engine, messages: list[dict[str, str]]) -> list[int]:
     """The ids of a conversation in the model's own template. Raises UnsupportedError where it has none."""
-    return engine.tokenizer.encode_chat(engine.chat_template.render(messages))
+    return engine.tokenizer.encode_prompt(engine.chat_template.render(messages))

@@ -45,7 +45,7 @@ def perplexity(
     with engine_for(model, opt.EngineOptions(context, threads, workers, exchange, split)) as engine:
         tokenizer = engine.tokenizer
         tokens = list(tokenizer.encode(text))
-        bos = tokenizer.bos_id if tokenizer.add_bos else None
+        bos = tokenizer.bos if tokenizer.add_bos else None
         with Steps() as steps:
             result = measure(
                 tokens,

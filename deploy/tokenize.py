@@ -25,11 +25,11 @@ def tokenize(
 
     with Steps() as steps:
         path = catalog.resolve(model, steps)
-    tokenizer = Tokenizer.from_file(GGUFFile.open(path))
+    tokenizer = Tokenizer.from_metadata(GGUFFile.open(path).metadata, str(path))
     text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
     ids = list(tokenizer.encode(text, add_special=not no_special, parse_special=not no_special)) if text else []
     if as_json:
         print_json({"ids": ids})
     else:
         for token in ids:
-            print(f"{token:>7} {tokenizer.decode([token])!r}")
+            print(f"{token:>7} {tokenizer.decode([token], special=True)!r}")
