@@ -1,0 +1,212 @@
+"""hotneuron beside llama.cpp: the same files, the same number of threads, one run, taking turns.
+
+    python bench/peers.py --llama-bench PATH [--model M ...] [--threads 2] [--rounds 3] [--json OUT]
+
+Each round measures llama.cpp, hotneuron and the memory's read bandwidth one after the other; figures are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import host
+import report
+import subjects
+from bandwidth import read_gb_s
+
+TESTS = {"3.5b": ("tg32", "pp128")}
+OTHER_TESTS = ("tg128", "pp512")
+TARGETS = {
+    (subjects.DEFAULT[1], "tg128"): 1.8,
+    (subjects.DEFAULT[1], "pp512"): 4.5,
+    (subjects.Q4_0_COPY, "tg128"): 1.3,
+    (subjects.Q4_0_COPY, "pp512"): 1.6,
+}
+READ_SHARE_TARGET = 0.75
+_LARGE_BYTES = 1 << 30  # weights of a token that no cache holds
+_TIMEOUT_S = 1800
+
+
+@dataclass(slots=True)
+class Row:
+    """One test of one model: tokens/s of every repetition, and what they come to."""
+
+    model: str
+    test: str
+    weight_bytes: int
+    llama_cpp: list[float] = field(default_factory=list)
+    hotneuron: list[float] = field(default_factory=list)
+    read_gb_s: list[float] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.hotneuron) / statistics.median(self.llama_cpp)
+
+    @property
+    def is_large_decode(self) -> bool:
+        return self.test.startswith("tg") and self.weight_bytes >= _LARGE_BYTES
+
+    def moved_gb_s(self, rates: list[float]) -> float:
+        return statistics.median(rates) * self.weight_bytes / 1e9
+
+    def read_share(self, rates: list[float]) -> float:
+        return self.moved_gb_s(rates) / statistics.median(self.read_gb_s)
+
+    def target(self, cpu: str) -> float | None:
+        if self.model == "3.5b" and self.test == "tg32":
+            return 1.5 if self.read_share(self.llama_cpp) < 0.5 else 1.0
+        if self.model == "3.5b" and self.test == "pp128":
+            return 2.0 if "intel" in cpu.lower() else 1.5
+        return TARGETS.get((self.model, self.test))
+
+    def verdict(self, cpu: str) -> str:
+        target = self.target(cpu)
+        if target is None:
+            return ""
+        short = self.ratio < target or (self.is_large_decode and self.read_share(self.hotneuron) < READ_SHARE_TARGET)
+        return "short" if short else "ok"
+
+    def as_json(self, cpu: str) -> dict[str, Any]:
+        summary = {"ratio": self.ratio, "target": self.target(cpu), "verdict": self.verdict(cpu)}
+        if self.is_large_decode:
+            for name, rates in (("llama_cpp", self.llama_cpp), ("hotneuron", self.hotneuron)):
+                summary[f"{name}_moved_gb_s"] = self.moved_gb_s(rates)
+                summary[f"{name}_read_share"] = self.read_share(rates)
+        return asdict(self) | summary
+
+    def cells(self, cpu: str) -> list[str]:
+        target = self.target(cpu)
+        cells = [f"{self.model} {self.test}"]
+        cells += [f"{statistics.median(rates):.1f}" for rates in (self.llama_cpp, self.hotneuron)]
+        cells += [f"{self.ratio:.2f}", f"{target:.1f}" if target else "", self.verdict(cpu)]
+        for rates in (self.llama_cpp, self.hotneuron):
+            moved = f"{self.moved_gb_s(rates):.1f} ({self.read_share(rates):.0%})" if self.is_large_decode else ""
+            cells.append(moved)
+        return cells
+
+
+HEADER = ("test", "llama.cpp", "hotneuron", "ratio", "target", "", "llama.cpp GB/s", "hotneuron GB/s (of read)")
+
+
+def llama_cpp(
+    binary: Path, path: Path, tests: list[str], threads: int, repetitions: int
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Tokens/s of each repetition by test, and which build it was."""
+    prompts, answers = (",".join(_sizes(tests, kind)) or "0" for kind in ("pp", "tg"))
+    command = [str(binary), "-m", str(path), "-t", str(threads), "-r", str(repetitions), "-o", "json"]
+    results = _run_json([*command, "-p", prompts, "-n", answers])
+    rates = {
+        f"pp{result['n_prompt']}" if result["n_prompt"] else f"tg{result['n_gen']}": result["samples_ts"]
+        for result in results
+    }
+    return rates, {key: results[0][key] for key in ("build_commit", "build_number", "backends", "repack")}
+
+
+def hotneuron(path: Path, tests: list[str], threads: int, workers: int, repetitions: int) -> dict[str, list[float]]:
+    """Tokens/s of each repetition by test. The engine lives only while it is measured."""
+    command = [str(Path(sys.executable).with_name("hotneuron")), "bench", "--json", "-m", str(path)]
+    command += ["--workers", str(workers), "-t", str(threads // (workers + 1)), "-r", str(repetitions)]
+    rates: dict[str, list[float]] = {}
+    for prompt, answer in zip_longest(_sizes(tests, "pp"), _sizes(tests, "tg"), fillvalue="0"):
+        result = _run_json([*command, "-p", prompt, "-n", answer])
+        rates |= {f"{kind}{part['tokens']}": part["rates"] for kind in ("pp", "tg") if (part := result[kind])}
+    return rates
+
+
+def _sizes(tests: list[str], kind: str) -> list[str]:
+    return [test[2:] for test in tests if test.startswith(kind)]
+
+
+def _run_json(command: list[str]) -> Any:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout)
+
+
+def measure(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+    """All rounds; the rows, and the peer's build."""
+    build: dict[str, Any] = {}
+    rows: dict[tuple[str, str], Row] = {}
+    models = [subjects.find(spec) for spec in arguments.model]
+    for round_number in range(1, arguments.rounds + 1):
+        for name, path in models:
+            tests = arguments.tests or list(TESTS.get(name, OTHER_TESTS))
+            host.settle()
+            theirs, build = llama_cpp(arguments.llama_bench, path, tests, arguments.threads, arguments.repetitions)
+            host.settle()
+            ours = hotneuron(path, tests, arguments.threads, arguments.workers, arguments.repetitions)
+            if not host.settle():
+                report.note("NOTE: other programs keep the cores busy; these figures will not repeat")
+            read = read_gb_s(arguments.threads, repetitions=3)
+            for test in tests:
+                key = (name, test)
+                row = rows.setdefault(key, Row(name, test, subjects.weight_bytes_per_token(path)))
+                row.llama_cpp += theirs[test]
+                row.hotneuron += ours[test]
+                row.read_gb_s += read
+                report.note(
+                    f"round {round_number} of {arguments.rounds}: {name} {test}: llama.cpp {theirs[test][-1]:.1f}, "
+                    f"hotneuron {ours[test][-1]:.1f} tokens/s, read {statistics.median(read):.1f} GB/s"
+                )
+    return list(rows.values()), build
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama-bench", type=Path, required=True, help="your build of llama.cpp's llama-bench")
+    parser.add_argument("--model", nargs="+", default=list(subjects.DEFAULT), metavar="M", help=subjects.HELP)
+    parser.add_argument("--threads", type=int, default=2, help="in all, for both")
+    parser.add_argument("--workers", type=int, help="hotneuron's cold workers (default: 1, or 0 for one thread)")
+    parser.add_argument("--tests", nargs="+", metavar="T", help="such as tg128 pp512 (default: the ones with targets)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=1, help="of each test in a round")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="default: bench/results/<date>-<cpu>-peers.json")
+    arguments = parser.parse_args()
+    if arguments.workers is None:
+        arguments.workers = min(1, arguments.threads - 1)
+    if not arguments.llama_bench.is_file():
+        parser.error(f"--llama-bench {arguments.llama_bench}: no such file; build llama.cpp's target llama-bench")
+    if arguments.threads < 1 or arguments.workers < 0 or arguments.threads % (arguments.workers + 1):
+        parser.error(f"--threads {arguments.threads} must divide evenly among {arguments.workers} + 1 workers")
+    for test in arguments.tests or []:
+        if not re.fullmatch(r"(pp|tg)[1-9]\d*", test):
+            parser.error(f"--tests {test}: write pp or tg and a number of tokens, as pp512")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    machine = host.describe()
+    rows, build = measure(arguments)
+    cpu = machine["cpu"]
+    read = statistics.median(rate for row in rows for rate in row.read_gb_s)
+    data = {
+        "machine": machine,
+        "read_gb_s": read,
+        "threads": arguments.threads,
+        "cold_workers": arguments.workers,
+        "llama_cpp": build,
+        "rows": [row.as_json(cpu) for row in rows],
+    }
+    report.publish(
+        arguments.json or report.default_path(machine, "peers"),
+        data,
+        f"tokens/s, {arguments.threads} threads, medians of {arguments.rounds} rounds",
+        HEADER,
+        [row.cells(cpu) for row in rows],
+        f"Memory read by {arguments.threads} threads in the same run: {read:.1f} GB/s.",
+    )
+
+
+if __name__ == "__main__":
+    main()
