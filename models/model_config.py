@@ -21,6 +21,7 @@ MAX_HEAD_DIM = 1024
 MAX_FFN = 1 << 20
 MAX_VOCAB = 1 << 22
 MAX_CONTEXT_TOKENS = 1 << 24
+MIN_ROPE_FACTOR, MAX_ROPE_FACTOR = 1e-3, 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +121,13 @@ def _rope(metadata: Metadata, architecture: Architecture, head_dim: int, context
     scaling = metadata.text(".rope.scaling.type", default="linear")
     if scaling not in ("none", "linear", "yarn"):
         raise UnsupportedError(f"{file.path}: RoPE scaling {scaling[:60]!r}; supported are none, linear, yarn")
-    old_factor = metadata.real(".rope.scale_linear", 0.0, 1e6, default=0.0)
-    factor = metadata.real(".rope.scaling.factor", 0.0, 1e6, default=old_factor) or 1.0
+    factor_key = ".rope.scaling.factor" if metadata.has(".rope.scaling.factor") else ".rope.scale_linear"
+    factor = metadata.real(factor_key, 0.0, MAX_ROPE_FACTOR, default=0.0) or 1.0
+    if factor < MIN_ROPE_FACTOR:
+        metadata.fail(factor_key, f"{factor} is out of range; 0 (none) or {MIN_ROPE_FACTOR:g} and more are supported")
     if scaling == "none" or (scaling == "linear" and factor == 1.0):
         scaling, factor = "llama3" if freq_factors else "none", 1.0
-    original = metadata.integer(
-        ".rope.scaling.original_context_length", 1, MAX_CONTEXT_TOKENS, default=context_tokens
-    )
+    original = metadata.integer(".rope.scaling.original_context_length", 1, MAX_CONTEXT_TOKENS, default=context_tokens)
     yarn = scaling == "yarn"
     return RopeConfig(
         dims=dims,
@@ -151,6 +152,6 @@ def _freq_factors(metadata: Metadata, dims: int) -> tuple[float, ...]:
     if info.shape != (dims // 2,) or info.type not in VECTOR_TYPES:
         metadata.fail(field, f"is {info.type.name} of shape {info.shape}; F32 of shape {(dims // 2,)} is expected")
     factors = dequantize(metadata.file.raw(ROPE_FACTORS), info.type, info.shape)
-    if not np.all(np.isfinite(factors) & (factors > 0)):
-        metadata.fail(field, "holds a factor that is not a positive number")
+    if not np.all((factors >= MIN_ROPE_FACTOR) & (factors <= MAX_ROPE_FACTOR)):
+        metadata.fail(field, f"holds a factor outside {MIN_ROPE_FACTOR:g} to {MAX_ROPE_FACTOR:g}")
     return tuple(factors.tolist())
