@@ -94,7 +94,7 @@ class Row:
         return cells
 
 
-HEADER = ("test", "llama.cpp", "hotneuron", "ratio", "target", "", "llama.cpp GB/s", "hotneuron GB/s (of read)")
+HEADER = ("test", "llama.cpp", "hotneuron", "ratio", "target", "", "llama.cpp GB/s of read", "hotneuron GB/s of read")
 
 
 def llama_cpp(

@@ -17,7 +17,7 @@ _stderr = Console(stderr=True, highlight=False)
 
 def note(text: str) -> None:
     """One line of progress on stderr."""
-    _stderr.print(text, markup=False)
+    _stderr.print(text, markup=False, soft_wrap=True)
 
 
 def default_path(machine: dict[str, Any], benchmark: str) -> Path:
@@ -43,7 +43,7 @@ def publish(
     """Shows the table; writes `data` to `path` and the table beside it as .md. `data["machine"]` is host.describe()."""
     table = Table(title=title)
     for column, name in enumerate(header):
-        table.add_column(name, justify="left" if column == 0 else "right")
+        table.add_column(name, justify="left" if column == 0 else "right", no_wrap=column == 0)
     for row in rows:
         table.add_row(*row)
     Console().print(table)

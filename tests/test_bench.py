@@ -16,6 +16,7 @@ from hotneuron.models.tokenizer import Tokenizer
 from tiny_model import write_tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+import exchange
 import make_shape
 import peers
 import requantize
@@ -119,3 +120,8 @@ def test_a_peer_that_fails_ends_the_run_with_its_own_words(tmp_path):
 def test_bandwidth_is_one_rate_a_repetition():
     rates = read_gb_s(threads=2, size_bytes=16 << 20, repetitions=3)
     assert len(rates) == 3 and all(0.05 < rate < 5000 for rate in rates)
+
+
+@pytest.mark.parametrize("width", [16, 576])
+def test_the_measured_exchange_adds_right(width):
+    assert (exchange.our_meetings_us(width, 300) > 0).all()  # it raises where a sum is wrong
