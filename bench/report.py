@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def publish(
         table.add_column(name, justify="left" if column == 0 else "right", no_wrap=column == 0)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 110).print(table)
     lines = [f"# {title}", "", machine_line(data["machine"]), "", *([notes, ""] if notes else [])]
     lines += [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
     path.parent.mkdir(parents=True, exist_ok=True)
