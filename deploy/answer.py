@@ -107,5 +107,5 @@ def ask(
 
 
 def chat_tokens(engine: Engine, messages: list[dict[str, str]]) -> list[int]:
-    """The ids of a conversation in the model's own template. Raises UnsupportedError where it has none."""
+    """The ids of a conversation in the model's own template. Raises RequestError where the template refuses it."""
     return engine.tokenizer.encode_prompt(engine.chat_template.render(messages))

@@ -75,7 +75,7 @@ def run(
     with engine_for(model, opt.EngineOptions(context, threads, workers, exchange, split)) as engine:
         if asked_itself and not as_json:
             note(f"> {text}")
-        if chat or system is not None or (asked_itself and engine.chat_template is not None):
+        if chat or system is not None or (asked_itself and not engine.chat_template.is_fallback):
             messages = [{"role": "system", "content": system}] if system is not None else []
             ids = chat_tokens(engine, [*messages, {"role": "user", "content": text}])
         else:

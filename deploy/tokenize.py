@@ -27,7 +27,7 @@ def tokenize(
         path = catalog.resolve(model, steps)
     tokenizer = Tokenizer.from_metadata(GGUFFile.open(path).metadata, str(path))
     text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    ids = list(tokenizer.encode(text, add_special=not no_special, parse_special=not no_special)) if text else []
+    ids = tokenizer.encode(text, add_special=not no_special, parse_special=not no_special)
     if as_json:
         print_json({"ids": ids})
     else:

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from hotneuron.models.errors import HotneuronError, ModelFileError, NotFoundError, StorageError
 
@@ -79,7 +79,7 @@ def work_folder(models: Path, on_progress: OnProgress = quiet) -> Iterator[Path]
         lock = open(models / ".lock", "w")
     with lock:
         with storage_errors(models):
-            _wait_for(lock, on_progress)
+            wait_for_lock(lock, on_progress)
             for stale in models.glob(".work-*"):  # of killed downloads: nobody else can hold the lock
                 shutil.rmtree(stale, ignore_errors=True)
             work = Path(tempfile.mkdtemp(prefix=".work-", dir=models))
@@ -89,7 +89,8 @@ def work_folder(models: Path, on_progress: OnProgress = quiet) -> Iterator[Path]
             shutil.rmtree(work, ignore_errors=True)
 
 
-def _wait_for(lock: IO[str], on_progress: OnProgress) -> None:
+def wait_for_lock(lock: IO[Any], on_progress: OnProgress) -> None:
+    """Takes the exclusive lock of an open file, which goes with the process; says so while it waits."""
     while True:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

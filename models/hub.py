@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotneuron.models.download import OnProgress, need_space, quiet, sha256_of, storage_errors
+from hotneuron.models.download import (
+    OnProgress,
+    need_space,
+    put_in_place,
+    quiet,
+    sha256_of,
+    storage_errors,
+    wait_for_lock,
+)
 from hotneuron.models.errors import ModelFileError, NotFoundError, RequestError
 
 PREFIX = "hf:"
@@ -126,26 +134,47 @@ def fetch_hub_file(folder: Path, wanted: HubName, on_progress: OnProgress = quie
 
 
 def _fetch_one(
-    home: Path, wanted: HubName, part: str, revision: str | None, listed: Any, on_progress: OnProgress
+    home: Path, wanted: HubName, name: str, revision: str | None, listed: Any, on_progress: OnProgress
 ) -> None:
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
 
-    try:
-        with _hub_errors(wanted):
-            path = Path(
-                hf_hub_download(
-                    wanted.repo_id, part, revision=revision, local_dir=home, tqdm_class=_relay(part, on_progress)
-                )
-            )
-    except OSError:
-        # Unlike a broken connection, a full disk is not a reason to keep what came so far.
-        shutil.rmtree(home / ".cache", ignore_errors=True)
-        with storage_errors(home):
-            raise
-    promised = listed.lfs.sha256 if listed.lfs else None
-    if promised and (found := sha256_of(path, on_progress)) != promised:
-        path.unlink()
-        raise ModelFileError(path, "sha256", f"is {found}, the hub says {promised}; not kept, pull again")
+    path = home / name
+    # NOTE: hf_hub_download gives every process a part file of its own, so a killed download would start at zero again.
+    # The revision is in our part file's name: bytes of two versions never mix.
+    part = path.with_name(f".{path.name}.{(revision or 'main')[:12]}.part")
+    with storage_errors(home):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
+        with part.open("r+b") as stream:
+            wait_for_lock(stream, on_progress)
+            if path.exists():  # fetched by another process meanwhile
+                part.unlink(missing_ok=True)
+                return
+            have_bytes = stream.seek(0, os.SEEK_END)
+            if listed.size is not None and have_bytes > listed.size:
+                have_bytes = stream.seek(0)
+                stream.truncate()
+            try:
+                with _hub_errors(wanted):
+                    http_get(
+                        hf_hub_url(wanted.repo_id, name, revision=revision),
+                        stream,
+                        resume_size=have_bytes,
+                        headers=build_hf_headers(),
+                        expected_size=listed.size,
+                        tqdm_class=_relay(name, on_progress),
+                    )
+                stream.flush()
+            except OSError:
+                part.unlink(missing_ok=True)  # unlike a broken connection, a full disk is no reason to keep the bytes
+                raise
+        promised = listed.lfs.sha256 if listed.lfs else None
+        if promised and (found := sha256_of(part, on_progress)) != promised:
+            part.unlink(missing_ok=True)
+            raise ModelFileError(path, "sha256", f"is {found}, the hub says {promised}; not kept, pull again")
+        put_in_place(part, path)
 
 
 @contextlib.contextmanager
