@@ -62,10 +62,17 @@ def quantize_row(values, group, columns, n, token):
 
 
 @njit
+def interleave_block(values, group, n, token, block):
+    """Copy the 32 floats at address `values` as columns 32 block.. of one token of a float group."""
+    for c in range(32):
+        put_f32(group + ((32 * block + c) * n + token) * 4, get_f32(values + 4 * c))
+
+
+@njit
 def interleave_row(values, group, columns, n, token):
-    """Copy one token's floats into its place in a float group."""
-    for c in range(columns):
-        put_f32(group + (c * n + token) * 4, get_f32(values + 4 * c))
+    """Copy one token's `columns` floats at address `values` into its place in a float group."""
+    for block in range(columns // 32):
+        interleave_block(values + 128 * block, group, n, token, block)
 
 
 def quantize_reference(x: np.ndarray) -> np.ndarray:

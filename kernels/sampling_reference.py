@@ -66,20 +66,23 @@ def distribution_reference(
     if by_k:
         ids = ids[:top_k]
     if typical_p < 1:
-        p = _softmax(x[ids])
+        mass = _mass(x[ids])
+        p = mass / mass.sum()
         with np.errstate(divide="ignore", invalid="ignore"):
             surprise = -np.log(p)
             entropy = np.where(p > 0, p * surprise, 0).sum()
         order = np.argsort(np.abs(surprise - entropy).astype(np.float32), kind="stable")
-        kept = order[: _first(np.cumsum(p[order]) > typical_p)]
+        kept = order[: _first(np.cumsum(mass[order]) / mass.sum() > typical_p)]
         ids = ids[np.sort(kept)]
     if top_p < 1:
-        ids = ids[: _first(np.cumsum(_softmax(x[ids])) >= top_p)]
+        mass = _mass(x[ids])
+        ids = ids[: _first(np.cumsum(mass) >= top_p * mass.sum())]
     if min_p > 0:
         ids = ids[x[ids] >= x[ids[0]] + np.float32(np.log(min_p))]
     elif not by_k and top_p >= 1 and typical_p >= 1:
         ids = np.arange(len(x))
-    return ids, _softmax(x[ids], temperature)
+    mass = _mass(x[ids], temperature)
+    return ids, mass / mass.sum()
 
 
 def sample_reference(logits: np.ndarray, history: Sequence[int], position: int, *, seed: int, **params: object) -> int:
@@ -96,9 +99,8 @@ def logprobs_reference(logits: np.ndarray) -> np.ndarray:
     return x - x.max() - np.log(np.exp(x - x.max()).sum())
 
 
-def _softmax(x: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    e = np.exp((x.astype(np.float64) - x.max()) / temperature)
-    return e / e.sum()
+def _mass(x: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    return np.exp((x.astype(np.float64) - x.max()) / temperature)
 
 
 def _first(found: np.ndarray) -> int:

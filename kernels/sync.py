@@ -115,6 +115,18 @@ def sleep_on(address, seen, timespec_address):
 
 
 @njit
+def load_word(address):
+    """`load_acquire` for Python callers."""
+    return load_acquire(address)
+
+
+@njit
+def store_word(address, value):
+    """`store_release` for Python callers."""
+    store_release(address, value)
+
+
+@njit
 def wait_for(address, target, abort, deadline_ns):
     """Wait until the counter at an address has reached `target`. Returns OK, ABORTED (the abort word is set) or LATE.
 

@@ -2,7 +2,7 @@
 
     magic "HNPK", u32 layout version, u64 header bytes, JSON header (source key, table of matrices and vectors), data
 
-Matrices are tiles (see `kernels.formats`), vectors f32 padded to 16; each begins on a page. Three re-layings make the kernels
+Matrices are tiles (see `kernels.formats`), vectors f32 padded to 64; each begins on a page. Three re-layings make the kernels
 simpler and change no result: heads are padded to a multiple of 16 dimensions, the rows of q and k whose RoPE pairs are
 neighbours are reordered so that pairs lie half a head apart, and the FFN is padded to a multiple of 64 neurons.
 """
@@ -28,7 +28,7 @@ from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.tensor_table import tensor_table
 
-MAGIC, LAYOUT_VERSION, PAGE = b"HNPK", 1, 4096
+MAGIC, LAYOUT_VERSION, PAGE = b"HNPK", 2, 4096
 Progress = Callable[[str, int, int | None], None]
 
 
@@ -174,7 +174,7 @@ def _parts(file: GGUFFile, config: ModelConfig) -> Iterator[tuple[str, Matrix | 
         if len(info.shape) == 1:
             values = dequantize(file.raw(name), info.type, info.shape).astype(np.float32)
             values = _gather(values, _row_order(role, config))
-            padded = np.zeros(formats.padded(len(values), 16), np.float32)
+            padded = np.zeros(formats.padded(len(values), 64), np.float32)
             padded[: len(values)] = values
             yield role, Vector(0, len(padded)), padded.view(np.uint8)
         else:

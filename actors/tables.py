@@ -1,0 +1,158 @@
+"""The tables that the step program reads: where a worker's shard of the weights, its memory and the arena lie."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from dataclasses import dataclass
+
+import numpy as np
+
+from hotneuron.actors import program as P
+from hotneuron.actors.arena import WORKERS_AT, Arena
+from hotneuron.kernels import formats
+from hotneuron.kernels.activations import group_bytes
+from hotneuron.kernels.attention import head_block_bytes
+from hotneuron.kernels.formats import padded
+from hotneuron.kernels.sampling import scratch_bytes
+from hotneuron.models.model_config import ModelConfig
+from hotneuron.models.pack import Pack, head_width
+from hotneuron.placement.plan import Plan
+
+
+class Memory:
+    """Zeroed memory on 64-byte borders that lives as long as this object; pages are taken when first written."""
+
+    def __init__(self) -> None:
+        self._maps: list[mmap.mmap] = []
+        self.n_bytes = 0
+
+    def take(self, n_bytes: int) -> int:
+        """The address of n_bytes of zeros."""
+        area = mmap.mmap(-1, max(n_bytes, mmap.PAGESIZE))
+        self._maps.append(area)
+        self.n_bytes += n_bytes
+        return np.frombuffer(area, np.uint8).ctypes.data
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    p: np.ndarray  # int64 [P_SIZE]
+    layers: np.ndarray  # int64 [n_layers, LAYER_SIZE]
+    memory: Memory  # what the addresses in them point to, besides pack and arena
+    states: int  # address of 64 bytes a thread
+
+
+def _inputs(*format_ids: int) -> int:
+    """What a product's input must be made as, for matrices of these formats."""
+    return (P.INT8 if min(format_ids) < formats.HALF else 0) | (P.FLOATS if max(format_ids) >= formats.HALF else 0)
+
+
+def _both(memory: Memory, rows: int, columns: int) -> tuple[int, int]:
+    """Memory for an input of `rows` rows, quantized and in floats."""
+    return memory.take(rows // 8 * group_bytes(columns, 8)), memory.take(4 * rows * columns)
+
+
+def _layer_table(pack: Pack, config: ModelConfig, heads: tuple[int, int], kv: tuple[int, int], neurons: tuple[int, int]) -> np.ndarray:
+    table = np.zeros((config.n_layers, P.LAYER_SIZE), np.int64)
+    head = head_width(config)
+
+    def put(row: np.ndarray, at: int, role: str, first_row: int = 0, first_column: int = 0) -> int:
+        m = pack.matrices[role]
+        skip = first_column // formats.BLOCK_COLUMNS * formats.BLOCK_BYTES[m.format_id]
+        row[at : at + 3] = pack.matrix_address(role) + first_row // 16 * m.tile_bytes + skip, m.format_id, m.tile_bytes
+        return m.format_id
+
+    for layer in range(config.n_layers):
+        row, name = table[layer], f"{layer}.".__add__
+        row[P.ATTN_NORM], row[P.FFN_NORM] = pack.vector_address(name("attn_norm")), pack.vector_address(name("ffn_norm"))
+        q = put(row, P.Q, name("attn_q"), first_row=heads[0] * head)
+        k = put(row, P.K, name("attn_k"), first_row=kv[0] * head)
+        v = put(row, P.V, name("attn_v"), first_row=kv[0] * head)
+        o = put(row, P.O, name("attn_output"), first_column=heads[0] * head)
+        gate = put(row, P.GATE, name("ffn_gate"), first_row=neurons[0])
+        up = put(row, P.UP, name("ffn_up"), first_row=neurons[0])
+        down = put(row, P.DOWN, name("ffn_down"), first_column=neurons[0])
+        row[P.QKV_INPUT], row[P.O_INPUT] = _inputs(q, k, v), _inputs(o)
+        row[P.FFN_INPUT], row[P.DOWN_INPUT] = _inputs(gate, up), _inputs(down)
+        for at, role in ((P.Q_BIAS, "attn_q_bias"), (P.K_BIAS, "attn_k_bias"), (P.V_BIAS, "attn_v_bias"),
+                         (P.Q_NORM, "attn_q_norm"), (P.K_NORM, "attn_k_norm")):  # fmt: skip
+            row[at] = pack.vector_address(name(role))
+    return table
+
+
+def rope_table(config: ModelConfig, context_tokens: int) -> np.ndarray:
+    """f32 [context, dims]: cosines, then sines, of every pair's angle at every position."""
+    frequencies, scale = config.rope.inverse_frequencies()
+    angles = np.arange(context_tokens, dtype=np.float32)[:, None] * frequencies.astype(np.float32)
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32) * np.float32(scale)
+
+
+def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, arena: Arena, address: int, deadline_ns: int) -> Tables:
+    """The tables of worker `me`; allocates its rows, KV cache and scratch. address: where this process sees the arena."""
+    shard, memory, p = plan.shards[me], Memory(), np.zeros(P.P_SIZE, np.int64)
+    head, rows = head_width(config), arena.max_rows
+    kv = shard.kv_heads(config)
+    n_kv, n_q = kv[1] - kv[0], shard.heads[1] - shard.heads[0]
+    wide, units = padded(config.hidden, 64), (shard.neurons[1] - shard.neurons[0]) // P.UNIT
+    o_low, o_high = shard.heads[0] * head // 64 * 64, padded(shard.heads[1] * head, 64)
+    output_role = "token_embd" if config.tied_embeddings else "output"
+    output, embedding = pack.matrices[output_role], pack.matrices["token_embd"]
+    floats = np.array([1 / np.sqrt(config.head_dim), config.norm_eps], np.float32)
+    constants, rope = memory.take(64), rope_table(config, plan.context_tokens)
+    rope_at = memory.take(rope.nbytes)
+    for at, values in ((constants, floats), (rope_at, rope)):
+        _copy(at, values)
+    max_kv_blocks = padded(plan.kv_tokens, 16) // 16
+    kv_block_bytes = n_kv * head_block_bytes(head)
+    scores_stride = 4 * padded(plan.context_tokens, 16) + 64  # NOTE not a power of two: rows would share cache sets
+    sizes = {
+        P.T_ROW: 4 * wide, P.T_QUERIES: 32 * head, P.T_POSITIONS: 64, P.T_HEADS: 32 * head, P.T_SCORES: 8 * scores_stride,
+        P.T_GATE: 4 * P.UNIT * P.SUB_BATCH, P.T_UP: 4 * P.UNIT * P.SUB_BATCH, P.T_SAMPLE: scratch_bytes(config.vocab),
+    }  # fmt: skip
+    thread_bytes = 0
+    for at, size in sizes.items():
+        p[at] = thread_bytes
+        thread_bytes += padded(size, 128)
+    thread_bytes = padded(thread_bytes, 4096) + 256  # NOTE threads' stretches must not fall on the same cache sets
+    x8, xf = _both(memory, max(rows, arena.max_logit_rows), wide)
+    a8, af = _both(memory, rows, max(o_high - o_low, 64))
+    h8, hf = _both(memory, rows, max(units * P.UNIT, 64))
+    qkv_stride = 4 * head * (n_q + 2 * n_kv)
+    mask = [sum(1 << w for w, s in enumerate(plan.shards) if has(s)) for has in (lambda s: s.has_heads, lambda s: s.has_neurons)]
+    values = {
+        P.ARENA: address, P.N_WORKERS: plan.n_workers, P.ME: me, P.N_THREADS: n_threads, P.TEAM: memory.take(64),
+        P.DEADLINE_NS: deadline_ns, P.COUNTERS: address + WORKERS_AT, P.COMMAND: address + arena.command,
+        P.SEGMENTS: address + arena.segments, P.STOP_IDS: address + arena.stop_ids, P.TOKENS: address + arena.tokens,
+        P.POSITIONS: address + arena.positions, P.ROW_SLOTS: address + arena.row_slots,
+        P.LOGIT_ROWS: address + arena.logit_rows, P.LOGIT_SEGMENTS: address + arena.logit_segments,
+        P.TABLES: address + arena.tables, P.SAMPLING: address + arena.sampling, P.HISTORY: address + arena.history,
+        P.DRAWN: address + arena.drawn, P.LOGPROBS: address + arena.logprobs, P.LOGITS: address + arena.logits,
+        P.SLOTS: address + arena.slots, P.BANK_BYTES: arena.bank_bytes(), P.SLOT_BYTES: arena.max_rows * arena.width * 4,
+        P.MAX_SLOTS: arena.max_slots, P.MAX_BLOCKS: arena.max_blocks, P.HIDDEN: config.hidden, P.WIDTH: arena.width,
+        P.WIDE: wide, P.VOCAB: config.vocab, P.LOGIT_STRIDE: arena.vocab, P.N_LAYERS: config.n_layers,
+        P.HEAD_DIM: config.head_dim, P.HEAD: head, P.ROPE_DIMS: config.rope.dims, P.ROPE: rope_at, P.QUERY_SCALE: constants,
+        P.EPS: constants + 4, P.WINDOW: config.sliding_window, P.GROUP_HEADS: config.n_heads // config.n_kv_heads,
+        P.ATTENTION_MASK: mask[0], P.FFN_MASK: mask[1], P.FIRST_HEAD: shard.heads[0], P.LAST_HEAD: shard.heads[1],
+        P.FIRST_KV: kv[0], P.LAST_KV: kv[1], P.Q_TILES: n_q * head // 16, P.K_TILES: n_kv * head // 16,
+        P.O_COLUMNS: o_high - o_low, P.O_SKEW: 4 * (shard.heads[0] * head - o_low), P.NEURON_UNITS: units,
+        P.VOCAB_TILE: shard.vocab_tiles[0], P.VOCAB_TILES: shard.vocab_tiles[1] - shard.vocab_tiles[0],
+        P.EMBEDDING: pack.matrix_address("token_embd"), P.EMBEDDING_FORMAT: embedding.format_id,
+        P.EMBEDDING_TILE: embedding.tile_bytes, P.OUTPUT_NORM: pack.vector_address("output_norm"),
+        P.OUTPUT: pack.matrix_address(output_role) + shard.vocab_tiles[0] * output.tile_bytes,
+        P.OUTPUT_FORMAT: output.format_id, P.OUTPUT_TILE: output.tile_bytes, P.X: memory.take(4 * rows * wide), P.X8: x8,
+        P.XF: xf, P.QKV: memory.take(rows * max(qkv_stride, 64)), P.QKV_STRIDE: qkv_stride,
+        P.ATTENTION: memory.take(4 * rows * max(o_high - o_low, 64)), P.A8: a8, P.AF: af, P.H8: h8, P.HF: hf,
+        P.KV: memory.take(config.n_layers * max_kv_blocks * kv_block_bytes), P.KV_LAYER_BYTES: max_kv_blocks * kv_block_bytes,
+        P.KV_BLOCK_BYTES: kv_block_bytes, P.KV_HEAD_BYTES: head_block_bytes(head), P.THREAD: memory.take(n_threads * thread_bytes),
+        P.THREAD_BYTES: thread_bytes, P.SCORES_STRIDE: scores_stride,
+    }  # fmt: skip
+    for at, value in values.items():
+        p[at] = value
+    layers = _layer_table(pack, config, shard.heads, kv, shard.neurons)
+    return Tables(p, layers, memory, memory.take(64 * n_threads))
+
+
+def _copy(address: int, values: np.ndarray) -> None:
+    source = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+    np.ctypeslib.as_array((ctypes.c_uint8 * source.nbytes).from_address(address))[:] = source

@@ -1,0 +1,101 @@
+"""A plan: which heads, neurons and vocabulary rows each worker holds, and what that costs in bytes.
+
+Pure data, solved from a model's sizes and the wanted shares. Worker 0 is the hot worker, the others are cold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hotneuron.kernels.attention import head_block_bytes
+from hotneuron.kernels.formats import TILE_ROWS, padded
+from hotneuron.models.errors import RequestError
+from hotneuron.models.model_config import ModelConfig
+from hotneuron.models.pack import Pack, head_width
+
+NEURON_UNIT = 64  # neurons are dealt out in blocks of the down product's columns
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What one worker holds: half-open ranges; heads and neurons are the same in every layer."""
+
+    heads: tuple[int, int]
+    neurons: tuple[int, int]
+    vocab_tiles: tuple[int, int]
+    weight_bytes: int
+
+    @property
+    def has_heads(self) -> bool:
+        return self.heads[1] > self.heads[0]
+
+    @property
+    def has_neurons(self) -> bool:
+        return self.neurons[1] > self.neurons[0]
+
+    def kv_heads(self, config: ModelConfig) -> tuple[int, int]:
+        """The KV heads that this shard's heads read. One whose heads are on two workers is computed by both."""
+        if not self.has_heads:
+            return 0, 0
+        group = config.n_heads // config.n_kv_heads
+        return self.heads[0] // group, -(-self.heads[1] // group)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    shards: tuple[Shard, ...]
+    kv_tokens: int  # positions that the KV caches hold, all sequences together
+    context_tokens: int  # positions of one sequence
+    kv_bytes: int  # over all workers
+
+    @property
+    def n_workers(self) -> int:
+        return len(self.shards)
+
+
+def deal(total: int, shares: tuple[float, ...]) -> list[tuple[int, int]]:
+    """Cut 0..total into consecutive ranges in the given proportions, each cut to the nearest whole."""
+    whole, cuts, so_far = sum(shares), [0], 0.0
+    for share in shares:
+        so_far += share
+        cuts.append(round(total * so_far / whole))
+    cuts[-1] = total
+    return list(zip(cuts[:-1], cuts[1:], strict=True))
+
+
+def kv_token_bytes(config: ModelConfig, shards: tuple[Shard, ...] | None = None) -> int:
+    """Bytes of KV that one position takes over all workers."""
+    per_head = config.n_layers * head_block_bytes(head_width(config)) // 16
+    if shards is None:
+        return per_head * config.n_kv_heads
+    spans = (shard.kv_heads(config) for shard in shards)
+    return per_head * sum(high - low for low, high in spans)
+
+
+def _weight_bytes(pack: Pack, config: ModelConfig, heads: tuple[int, int], neurons: tuple[int, int], tiles: tuple[int, int]) -> int:
+    """Bytes of matrices that a shard reads for every token (the embedding's few rows aside)."""
+    shard = Shard(heads, neurons, tiles, 0)
+    kv_low, kv_high = shard.kv_heads(config)
+    head_share = (heads[1] - heads[0]) / config.n_heads
+    kv_share = (kv_high - kv_low) / config.n_kv_heads
+    neuron_share = (neurons[1] - neurons[0]) / padded(config.ffn, NEURON_UNIT)
+    shares = {"attn_q": head_share, "attn_output": head_share, "attn_k": kv_share, "attn_v": kv_share}
+    total = 0.0
+    for role, matrix in pack.matrices.items():
+        layer, _, name = role.partition(".")
+        if name:
+            total += matrix.n_bytes * shares.get(name, neuron_share)
+    output = pack.matrices["token_embd" if config.tied_embeddings else "output"]
+    return round(total + output.tile_bytes * (tiles[1] - tiles[0]))
+
+
+def solve(pack: Pack, config: ModelConfig, shares: tuple[float, ...], context_tokens: int, kv_tokens: int) -> Plan:
+    """Deal heads, neurons and vocabulary to workers by their shares. Raises RequestError for shares that make no sense."""
+    if not shares or any(not (0 <= s < float("inf")) for s in shares) or sum(shares) <= 0:
+        raise RequestError(f"split={'/'.join(map(str, shares))}: give one number of at least 0 a worker, not all 0")
+    units = padded(config.ffn, NEURON_UNIT) // NEURON_UNIT
+    heads = deal(config.n_heads, shares)
+    neurons = [(a * NEURON_UNIT, b * NEURON_UNIT) for a, b in deal(units, shares)]
+    tiles = deal(padded(config.vocab, TILE_ROWS) // TILE_ROWS, shares)
+    shards = tuple(Shard(h, n, t, _weight_bytes(pack, config, h, n, t)) for h, n, t in zip(heads, neurons, tiles, strict=True))
+    return Plan(shards, kv_tokens, context_tokens, kv_tokens * kv_token_bytes(config, shards))
