@@ -5,7 +5,6 @@ Verbs live in one file each and import what is slow only when they run.
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 
@@ -57,13 +56,6 @@ def main() -> None:
         app()
     except HotneuronError as error:
         _fail(error)
-    except BrokenPipeError:
-        # The reader left (head, less): not an error, and nothing more can be written, so stdout goes nowhere at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except KeyboardInterrupt:
-        note("")
-        sys.exit(130)
     except Exception:
         traceback.print_exc()
         note("hotneuron: error: this is a bug; please report the lines above and `hotneuron doctor`")
