@@ -46,7 +46,8 @@ class ChatTemplate:
         Encode it with `Tokenizer.encode_prompt`. Raises RequestError if the messages are unusable or the template
         refuses them, ModelFileError if the template itself is broken, unsafe or without end.
         """
-        from hotneuron.models.template_sandbox import LimitError, RefusalError, SecurityError, render, weigh
+        from hotneuron.models.template_limits import LimitError, weigh
+        from hotneuron.models.template_sandbox import RefusalError, SecurityError, render
 
         _check(messages)
         context = {"tools": None, "documents": None, **self._variables, **kwargs}

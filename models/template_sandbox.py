@@ -10,14 +10,22 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from typing import Any
 
+from hotneuron.models.template_limits import (
+    MAX_INT_BITS,
+    LimitError,
+    budget,
+    check_pattern,
+    check_size,
+    fresh_budget,
+    keep,
+    text_of,
+    weigh,
+)
 from jinja2 import TemplateError, Undefined, nodes, pass_context, pass_environment
 from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
 from jinja2.exceptions import SecurityError
@@ -29,19 +37,11 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import escape
 
-MAX_CHARS = 1 << 22  # of any one value, and of the rendered prompt
-MAX_SECONDS = 2.0  # of the rendering thread's processor time
-_MAX_DEPTH = 64
-_MAX_INT_BITS = 4096
-_NODE_CHARS = 64  # what one entry of a list weighs, in characters
-_MAX_MADE_CHARS = 1 << 28  # of all values together, since a template can keep each under a name
-
 _TEXT_METHODS = frozenset(
     "capitalize count endswith find index isalnum isalpha isascii isdecimal isdigit islower isnumeric isspace istitle "
     "isupper join lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split "
     "splitlines startswith strip swapcase title upper".split()
 )
-_MAX_PATTERN_CHARS = 256
 _PATTERN_METHODS = frozenset(["strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition", "rsplit"])
 _FILTERS = (
     "abs capitalize count d default dictsort first float int items last length list lower map max min reject "
@@ -52,140 +52,61 @@ _REFUSED = (
 )  # fmt: skip
 
 
-class LimitError(SecurityError):
-    """The template asked for more than it may have."""
-
-
 class RefusalError(TemplateError):
     """The template called raise_exception: the messages do not suit it."""
 
 
-@dataclass(slots=True)
-class Budget:
-    """What is left for one rendering."""
-
-    end_seconds: float
-    output_chars: int = 2 * MAX_CHARS  # text that passes through macros is counted on each way
-    made_chars: int = _MAX_MADE_CHARS
-    steps: int = 0
-
-    def make(self, chars: int) -> None:
-        self.made_chars -= chars
-        if self.made_chars < 0:
-            raise LimitError(f"makes values of more than {_MAX_MADE_CHARS} characters in all")
-
-    def step(self) -> None:
-        self.steps += 1
-        if self.steps % 16 == 0 and time.thread_time() > self.end_seconds:
-            raise LimitError(f"takes more than {MAX_SECONDS:g} s")
-
-
-_BUDGET: ContextVar[Budget] = ContextVar("template budget")
-
-
 def render(template: Any, context: dict[str, Any]) -> str:
-    """Renders a template of this environment within a fresh budget. Raises whatever the template raises."""
-    token = _BUDGET.set(Budget(time.thread_time() + MAX_SECONDS))
-    try:
+    """Renders what `compile_template` made, within a fresh budget. Raises whatever the template raises."""
+    with fresh_budget():
         text = "".join(template.generate(context))
-    finally:
-        _BUDGET.reset(token)
-    _within(len(text))
-    return text
-
-
-def weigh(value: Any) -> int:
-    """Characters in plain data, what is shared counted as often as it occurs. LimitError for what is no data."""
-    weight, stack = 0, [(value, 0)]
-    while stack:
-        item, depth = stack.pop()
-        if isinstance(item, str):
-            weight += len(item)
-        elif isinstance(item, int):
-            if item.bit_length() > _MAX_INT_BITS:
-                raise LimitError("makes a number that is too large")
-        elif isinstance(item, list | tuple | dict):
-            children = item if not isinstance(item, dict) else [*item.keys(), *item.values()]
-            weight += _NODE_CHARS * len(children)
-            if depth == _MAX_DEPTH:
-                raise LimitError(f"nests values more than {_MAX_DEPTH} deep")
-            _within(weight)
-            stack += [(child, depth + 1) for child in children]
-        elif item is not None and not isinstance(item, float | Undefined):
-            raise LimitError(f"uses a {type(item).__name__} as if it were text or plain data")
-        _within(weight)
-    return weight
-
-
-def _within(chars: int) -> None:
-    if chars > MAX_CHARS:
-        raise LimitError(f"makes a value of more than {MAX_CHARS} characters")
-
-
-def _keep(value: Any) -> Any:
-    """The value, if it is of bounded size; generators, macros and namespaces hold values that were weighed before."""
-    budget = _BUDGET.get()
-    budget.step()
-    if isinstance(value, str):
-        _within(len(value))
-        budget.make(len(value))
-    elif isinstance(value, list | tuple | dict):
-        weigh(value)
-        budget.make(_NODE_CHARS * len(value))
-    elif isinstance(value, int):
-        weigh(value)
-    return value
-
-
-def _text(value: Any) -> str:
-    weigh(value)
-    return str(value)
+        check_size(len(text))
+        return text
 
 
 def _loop(values: Iterable[Any]) -> Iterator[Any]:
-    step = _BUDGET.get().step
+    step = budget().step
     for value in values:
         step()
         yield value
 
 
 def _concat(*values: Any) -> str:
-    texts = [_text(value) for value in values]
-    _within(sum(map(len, texts)))
+    texts = [text_of(value) for value in values]
+    check_size(sum(map(len, texts)))
     return "".join(texts)
 
 
 @pass_context
 def _finalize(_context: Context, value: Any) -> str:
-    budget, text = _BUDGET.get(), _text(value)
-    budget.step()
-    budget.output_chars -= len(text)
-    if budget.output_chars < 0:
-        raise LimitError(f"writes more than {MAX_CHARS} characters")
+    # NOTE: only because it takes the context does Jinja leave constants to the rendering, where they are counted.
+    left, text = budget(), text_of(value)
+    left.step()
+    left.write(len(text))
     return text
 
 
 def _replaced(value: Any, old: Any, new: Any, count: int | None = None) -> str:
-    text, old, new = _text(value), _text(old), _text(new)
+    text, old, new = text_of(value), text_of(old), text_of(new)
     times = text.count(old) if count is None or count < 0 else min(count, text.count(old))
-    _within(len(text) + times * (len(new) - len(old)))
+    check_size(len(text) + times * (len(new) - len(old)))
     return text.replace(old, new, times)
 
 
 @pass_environment
 def _joined(environment: Any, values: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
     pick = make_attrgetter(environment, attribute) if attribute is not None else lambda value: value
-    texts, length, d = [], 0, _text(d)
+    texts, length, d = [], 0, text_of(d)
     for value in values:
-        texts.append(_text(pick(value)))
+        texts.append(text_of(pick(value)))
         length += len(texts[-1]) + len(d)
-        _within(length)
+        check_size(length)
     return d.join(texts)
 
 
 def _indented(value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    text = _text(value)
-    _within(len(text) + (text.count("\n") + 1) * (width if isinstance(width, int) else len(width)))
+    text = text_of(value)
+    check_size(len(text) + (text.count("\n") + 1) * (width if isinstance(width, int) else len(width)))
     return DEFAULT_FILTERS["indent"](text, width, first, blank)
 
 
@@ -207,22 +128,16 @@ def _rounded(value: Any, precision: int = 0, method: str = "common") -> Any:
 
 
 def _trimmed(value: Any, chars: str | None = None) -> str:
-    _check_pattern(chars)
-    return _text(value).strip(chars)
-
-
-def _check_pattern(*patterns: Any) -> None:
-    """For methods whose time grows with the product of both lengths."""
-    if any(isinstance(pattern, str) and len(pattern) > _MAX_PATTERN_CHARS for pattern in patterns):
-        raise LimitError(f"searches for more than {_MAX_PATTERN_CHARS} characters")
+    check_pattern(chars)
+    return text_of(value).strip(chars)
 
 
 def _raise_exception(message: Any) -> None:
-    raise RefusalError(_text(message))
+    raise RefusalError(text_of(message))
 
 
 def _strftime_now(form: Any) -> str:
-    form = _text(form)
+    form = text_of(form)
     # NOTE: the C library takes widths here: `%999999999d` fills memory.
     if len(form) > 100 or re.search(r"%-?[^A-Za-z%-]", form):
         raise LimitError("uses a date format that is not plain")
@@ -232,7 +147,7 @@ def _strftime_now(form: Any) -> str:
 def _stepping(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)  # keeps the marks that tell Jinja to pass its context
     def stepping(*args: Any, **kwargs: Any) -> Any:
-        return _keep(function(*args, **kwargs))
+        return keep(function(*args, **kwargs))
 
     return stepping
 
@@ -303,19 +218,19 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             del self.globals[name]
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         filters = {name: DEFAULT_FILTERS[name] for name in _FILTERS} | {
-            "e": lambda value: str(escape(_text(value))),
+            "e": lambda value: str(escape(text_of(value))),
             "indent": _indented,
             "join": _joined,
             "replace": _replaced,
             "round": _rounded,
-            "safe": _text,
-            "string": _text,
+            "safe": text_of,
+            "string": text_of,
             "tojson": _json,
             "trim": _trimmed,
         }
         filters["escape"] = filters["e"]
         filters["_concat"] = _concat
-        ours = {"_loop": _loop, "_keep": _keep}
+        ours = {"_loop": _loop, "_keep": keep}
         self.filters = {name: _stepping(function) for name, function in filters.items()} | ours
         self.tests = {name: _stepping(function) for name, function in DEFAULT_TESTS.items()}
 
@@ -347,18 +262,18 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Leaves `str.format` to is_safe_attribute, which refuses it: a format can ask for any width."""
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        _BUDGET.get().step()
+        budget().step()
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
             for name in ("_loop_vars", "_block_vars"):  # Jinja's own, for functions that take the context
                 kwargs.pop(name, None)
             if __obj.__name__ == "replace":
-                return _keep(_replaced(owner, *args, **kwargs))
+                return keep(_replaced(owner, *args, **kwargs))
             if __obj.__name__ == "join":
-                return _keep(_joined(__self, *args, d=owner, **kwargs))
+                return keep(_joined(__self, *args, d=owner, **kwargs))
             if __obj.__name__ in _PATTERN_METHODS:
-                _check_pattern(*args, *kwargs.values())
-        return _keep(super().call(__context, __obj, *args, **kwargs))
+                check_pattern(*args, *kwargs.values())
+        return keep(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "%" and isinstance(left, str):
@@ -366,10 +281,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if operator == "*" and not (isinstance(left, int | float) and isinstance(right, int | float)):
             times, repeated = (left, right) if isinstance(left, int) else (right, left)
             if isinstance(times, int) and isinstance(repeated, str | list | tuple):
-                _within(times * max(weigh(repeated), 1))
+                check_size(times * max(weigh(repeated), 1))
         if operator == "+" and isinstance(left, str) and isinstance(right, str):
-            _within(len(left) + len(right))
+            check_size(len(left) + len(right))
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
-            if left.bit_length() * right > _MAX_INT_BITS:
+            if left.bit_length() * right > MAX_INT_BITS:
                 raise LimitError("makes a number that is too large")
-        return _keep(super().call_binop(context, operator, left, right))
+        return keep(super().call_binop(context, operator, left, right))
