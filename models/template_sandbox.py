@@ -169,7 +169,7 @@ class _Weighing(NodeTransformer):
         if node.recursive:
             raise LimitError("uses a recursive loop")
         self.generic_visit(node)
-        node.iter = _filter(node.iter, "_loop")
+        node.iter = _filter(node.iter, "_loop")  # type: ignore[arg-type]  # Jinja declares it wider than it is
         return node
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
@@ -217,7 +217,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         for name in ("lipsum", "cycler", "joiner"):
             del self.globals[name]
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        filters = {name: DEFAULT_FILTERS[name] for name in _FILTERS} | {
+        filters: dict[str, Callable[..., Any]] = {name: DEFAULT_FILTERS[name] for name in _FILTERS} | {
             "e": lambda value: str(escape(text_of(value))),
             "indent": _indented,
             "join": _joined,
@@ -232,7 +232,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         filters["_concat"] = _concat
         ours = {"_loop": _loop, "_keep": keep}
         self.filters = {name: _stepping(function) for name, function in filters.items()} | ours
-        self.tests = {name: _stepping(function) for name, function in DEFAULT_TESTS.items()}
+        tests: dict[str, Any] = dict(DEFAULT_TESTS)
+        self.tests = {name: _stepping(test) for name, test in tests.items()}
 
     def compile_template(self, source: str) -> Any:
         """A template for `render`. Raises jinja2.TemplateError, LimitError, RecursionError."""
@@ -270,7 +271,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             if __obj.__name__ == "replace":
                 return keep(_replaced(owner, *args, **kwargs))
             if __obj.__name__ == "join":
-                return keep(_joined(__self, *args, d=owner, **kwargs))
+                return keep(_joined(__self, args[0] if args else (), owner))
             if __obj.__name__ in _PATTERN_METHODS:
                 check_pattern(*args, *kwargs.values())
         return keep(super().call(__context, __obj, *args, **kwargs))

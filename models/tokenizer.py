@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -10,6 +11,10 @@ from hotneuron.models.errors import RequestError, UnsupportedError
 from hotneuron.models.pretokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
 from hotneuron.models.sentencepiece import SentencePieceMerger
 from hotneuron.models.vocabulary import PREFIX, SENTENCEPIECE, Vocabulary, fail, flag_of, list_of, text_of
+
+# NOTE: the library's regex engine gives up within a word of ten million steps, and the library then panics.
+_LONGEST_RUN = 1 << 21
+_RUN = re.compile(r"\s+|\S+")
 
 
 class Tokenizer:
@@ -63,7 +68,8 @@ class Tokenizer:
         """Ids of a text.
 
         add_special: BOS and EOS where the model wants them. parse_special: control tokens written in the text become
-        these tokens; without it they are plain text (user-defined tokens are always parsed).
+        these tokens; without it they are plain text (user-defined tokens are always parsed). Raises RequestError for
+        a single word of millions of characters.
         """
         out = [self.bos] if add_special and self.add_bos else []
         after_special = True
@@ -162,7 +168,13 @@ def _byte_level(md: Mapping[str, Any], vocabulary: Vocabulary, pre: PreTokenizer
     splits = [pre_tokenizers.Split(Regex(regex), "isolated") for regex in pre.regexes]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
-    return lambda text: library.encode(text, add_special_tokens=False).ids
+
+    def encode(text: str) -> list[int]:
+        if len(text) > _LONGEST_RUN and any(len(run[0]) > _LONGEST_RUN for run in _RUN.finditer(text)):
+            raise RequestError(f"text: holds a run of more than {_LONGEST_RUN} characters all space or without a space")
+        return library.encode(text, add_special_tokens=False).ids
+
+    return encode
 
 
 def _scores(md: Mapping[str, Any], vocabulary: Vocabulary) -> list[float]:

@@ -259,6 +259,13 @@ def test_half_a_surrogate_pair_becomes_the_replacement_character() -> None:
     assert tokenizer.decode(tokenizer.encode("\ud83d\ude80")) == "🚀"
 
 
+def test_a_text_without_end_or_spaces_is_refused_and_not_a_panic() -> None:
+    tokenizer = BY_NAME["llama-bpe"]
+    for char in " a":
+        with pytest.raises(RequestError, match=r"^text: holds a run"):
+            tokenizer.encode(char * 12_000_000)
+
+
 # SentencePiece.
 
 
