@@ -279,13 +279,14 @@ def _choose(logits, vocab, sampling, position, scratch):
 
 @njit
 def _report_top(logits, vocab, sampling, scratch, out):
-    """Write the most likely tokens of the unchanged logits to `out`; returns the log of the sum of exponentials."""
+    """Write the most likely tokens of the unchanged logits; returns the largest logit and the log of the mass by it."""
     tail, keys = scratch + _TAIL, scratch + _KEYS
     copy_tail(logits, vocab, tail)
-    largest = max_of(logits, vocab, tail)
-    log_sum = 0.0  # all minus infinity: so are the log-probabilities
-    if largest > MINUS_INFINITY:
-        log_sum = largest + math.log(exp_sum(logits, vocab, tail, largest, np.float32(1), np.float32(-87)))
+    largest, log_mass = max_of(logits, vocab, tail), 0.0
+    if largest == MINUS_INFINITY:
+        largest = np.float32(0)  # and so every log-probability is minus infinity
+    else:
+        log_mass = math.log(exp_sum(logits, vocab, tail, largest, np.float32(1), np.float32(-87)))
     n = min(get_i64(sampling + N_LOGPROBS), MAX_TOP, vocab)
     if n > 0:
         largest_k(logits, vocab, tail, n, keys)
@@ -293,10 +294,10 @@ def _report_top(logits, vocab, sampling, scratch, out):
         token, logprob = -1, -np.inf
         if i < n:
             token = index_of(get_i64(keys + 8 * i))
-            logprob = value_at(logits + 4 * token) - log_sum
+            logprob = np.float64(value_at(logits + 4 * token)) - largest - log_mass
         put_i32(out + OUT_TOP + 8 * i, np.int32(token))
         put_f32(out + OUT_TOP + 8 * i + 4, np.float32(logprob))
-    return log_sum
+    return np.float64(largest), log_mass
 
 
 @njit
@@ -310,7 +311,9 @@ def sample(logits, vocab, sampling, history, n_history, position, scratch, out):
     where every logit does, the token is 0.
     """
     reported = get_i64(sampling + N_LOGPROBS) >= 0
-    log_sum = _report_top(logits, vocab, sampling, scratch, out) if reported else 0.0
+    largest, log_mass = 0.0, 0.0
+    if reported:
+        largest, log_mass = _report_top(logits, vocab, sampling, scratch, out)
     saved = scratch + _SAVED
     n_saved = _bias_and_penalize(logits, vocab, sampling, history, n_history, saved)
     token = _choose(logits, vocab, sampling, position, scratch)
@@ -319,5 +322,5 @@ def sample(logits, vocab, sampling, history, n_history, position, scratch, out):
         for i in range(n_saved):
             if get_i32(saved + 8 * i) == token:
                 value = value_at(saved + 8 * i + 4)
-        put_f32(out + OUT_LOGPROB, np.float32(value - log_sum))
+        put_f32(out + OUT_LOGPROB, np.float32(np.float64(value) - largest - log_mass))
     return token
