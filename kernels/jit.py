@@ -7,4 +7,3 @@ from hotneuron.kernels import cpu  # noqa: F401  (sets Numba up before its impor
 from numba import njit as _njit  # isort: skip
 
 njit = _njit(nogil=True, cache=True, error_model="numpy")
-inline = _njit(nogil=True, cache=True, error_model="numpy", inline="never")

@@ -9,12 +9,13 @@ NOTE inline assembly does not work under Numba's JIT; every machine instruction 
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.core.datamodel import models
-from numba.extending import intrinsic, register_model
 
-from hotneuron.kernels import cpu
+from hotneuron.kernels import cpu  # before Numba, which it sets up
+
+from numba import types  # isort: skip
+from numba.core import cgutils  # isort: skip
+from numba.core.datamodel import models  # isort: skip
+from numba.extending import intrinsic, register_model  # isort: skip
 
 LANES = 16
 PATH = cpu.path()
