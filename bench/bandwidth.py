@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+
 from hotneuron.kernels.jit import njit
 from hotneuron.kernels.simd import fma, load_f32, splat, store_f32
 

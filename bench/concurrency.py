@@ -14,6 +14,7 @@ from pathlib import Path
 import host
 import report
 import subjects
+
 from hotneuron.actors.engine import Engine, EngineConfig
 from hotneuron.actors.messages import Request, SamplingParams
 from hotneuron.deploy.console import Steps

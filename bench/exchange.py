@@ -17,6 +17,7 @@ import host
 import numpy as np
 import ray
 import report
+
 from hotneuron.actors import arena, program
 from hotneuron.kernels.jit import njit
 from hotneuron.kernels.simd import load_f32, store_f32

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import psutil
+
 from hotneuron.deploy import machine
 
 _QUIET_PERCENT = 8.0

@@ -1,4 +1,4 @@
-"""How long until the first token, and what an idle engine costs.
+"""How long until the first token, how much of an answer is not computing, and what an idle engine costs.
 
     python bench/startup.py [--model M] [--rounds 5] [--json OUT]
 """
@@ -16,11 +16,15 @@ import host
 import psutil
 import report
 import subjects
+
 from hotneuron.actors.engine import Engine, EngineConfig
 from hotneuron.actors.messages import Request, SamplingParams
 
 START_TARGET_S = 3.0
 IDLE_TARGET_PERCENT = 1.0
+OUTSIDE_TARGET_PERCENT = 5.0
+ANSWER_TOKENS = 256
+_ACTOR_TITLES = ("ray::DriverActor", "ray::WorkerActor")  # Ray's own agents are ray:: too
 _RAY_INIT = (
     "import time, ray; start = time.perf_counter(); "
     "ray.init(address='local', include_dashboard=False, log_to_driver=False, logging_level='ERROR'); "
@@ -49,18 +53,28 @@ def ray_init_s() -> float:
     return float(done.stdout.split()[-1])
 
 
-def idle_percent(path: Path, seconds: float) -> dict[str, float]:
-    """Per cent of one core that an engine without requests uses: its actors, this process, and Ray's own processes."""
-    with Engine.start(EngineConfig(model_path=path)) as engine:
-        request = Request("bench", (100, 200, 300), 16, SamplingParams(temperature=0.0), ignore_eos=True)
-        for _ in engine.generate(request):
-            pass
-        time.sleep(3.0)  # Ray sees to its own start for a while
-        before = _cpu_s()
-        time.sleep(seconds)
-        after = _cpu_s()
+def outside_share(engine: Engine) -> float:
+    """Share of one long answer's time, as its reader sees it, in which the workers were not computing."""
+    _answer(engine, 16)
+    before_s, start_s = engine.stats()["step_s"], time.perf_counter()
+    _answer(engine, ANSWER_TOKENS)
+    whole_s = time.perf_counter() - start_s
+    return 1 - (engine.stats()["step_s"] - before_s) / whole_s
+
+
+def _answer(engine: Engine, tokens: int) -> None:
+    request = Request(f"bench-{tokens}", (100, 200, 300), tokens, SamplingParams(), ignore_eos=True)
+    for _ in engine.generate(request):
+        pass
+
+
+def idle_percent(seconds: float) -> dict[str, float]:
+    """Per cent of one core while nothing is asked: the engine's actors, this process, and Ray's own processes."""
+    time.sleep(3.0)  # Ray sees to its own start for a while
+    before = _cpu_s()
+    time.sleep(seconds)
     spent = dict.fromkeys(("actors", "this process", "ray"), 0.0)
-    for process, cpu_s in after.items():
+    for process, cpu_s in _cpu_s().items():
         spent[process[1]] += cpu_s - before.get(process, 0.0)
     return {kind: 100 * cpu_s / seconds for kind, cpu_s in spent.items()}
 
@@ -75,9 +89,10 @@ def _cpu_s() -> dict[tuple[int, str], float]:
             times = process.cpu_times()
         except psutil.Error:
             continue
-        is_actor = title.startswith("ray::") and not title.startswith("ray::IDLE")
-        kind = "this process" if process == me else "actors" if is_actor else "ray"
+        kind = "this process" if process == me else "actors" if title.startswith(_ACTOR_TITLES) else "ray"
         found[process.pid, kind] = times.user + times.system
+    if not any(kind == "actors" for _, kind in found):
+        raise SystemExit(f"no process is titled {' or '.join(_ACTOR_TITLES)}: an idle engine's use cannot be told apart")
     return found
 
 
@@ -98,7 +113,10 @@ def main() -> None:
         host.settle()
         starts_s.append(first_token_s(path))
         report.note(f"round {round_number + 1}: ray.init {inits_s[-1]:.2f} s, first token {starts_s[-1]:.2f} s")
-    idle = idle_percent(path, arguments.idle_seconds)
+    host.settle()
+    with Engine.start(EngineConfig(model_path=path)) as engine:
+        outside = statistics.median(outside_share(engine) for _ in range(arguments.rounds))
+        idle = idle_percent(arguments.idle_seconds)
     start_s, init_s = statistics.median(starts_s), statistics.median(inits_s)
     engine_idle = idle["actors"] + idle["this process"]
 
@@ -109,13 +127,21 @@ def main() -> None:
         ["ray.init alone, s", f"{init_s:.2f}", "", ""],
         ["command to first token, s", f"{start_s:.2f}", "", ""],
         ["more than ray.init, s", f"{start_s - init_s:.2f}", *verdict(start_s - init_s, START_TARGET_S)],
+        ["outside the workers, % of time", f"{100 * outside:.2f}", *verdict(100 * outside, OUTSIDE_TARGET_PERCENT)],
         ["idle engine, % of a core", f"{engine_idle:.2f}", *verdict(engine_idle, IDLE_TARGET_PERCENT)],
         ["Ray's own processes meanwhile, %", f"{idle['ray']:.2f}", "", ""],
     ]
     report.publish(
         arguments.json or report.default_path(machine, "startup"),
-        {"machine": machine, "model": name, "first_token_s": starts_s, "ray_init_s": inits_s, "idle_percent": idle},
-        f"{name}: start, and an idle engine",
+        {
+            "machine": machine,
+            "model": name,
+            "first_token_s": starts_s,
+            "ray_init_s": inits_s,
+            "outside_percent": 100 * outside,
+            "idle_percent": idle,
+        },
+        f"{name}: start, time outside the workers, and an idle engine",
         ("measured", "median", "target", ""),
         rows,
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from make_shape import SHAPES, write_shape
+from requantize import requantize
+
 from hotneuron.deploy.console import Steps
 from hotneuron.kernels.cpu import cache_folder
 from hotneuron.models import catalog
 from hotneuron.models.gguf_file import GGUFFile
-from make_shape import SHAPES, write_shape
-from requantize import requantize
 
 Q4_0_COPY = f"{catalog.DEFAULT_MODEL}-q4_0"
 DEFAULT = ("3.5b", catalog.DEFAULT_MODEL, Q4_0_COPY)

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
+from tiny_model import write_tiny_model
+
 from hotneuron.models.dequantize import dequantize
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.tokenizer import Tokenizer
-from tiny_model import write_tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import exchange
