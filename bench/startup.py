@@ -92,7 +92,7 @@ def _cpu_s() -> dict[tuple[int, str], float]:
         kind = "this process" if process == me else "actors" if title.startswith(_ACTOR_TITLES) else "ray"
         found[process.pid, kind] = times.user + times.system
     if not any(kind == "actors" for _, kind in found):
-        raise SystemExit(f"no process is titled {' or '.join(_ACTOR_TITLES)}: an idle engine's use cannot be told apart")
+        raise SystemExit(f"no process is titled {' or '.join(_ACTOR_TITLES)}: its idle use cannot be told apart")
     return found
 
 
