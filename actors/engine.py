@@ -83,8 +83,9 @@ class Engine:
         from hotneuron.models.pack import Pack, ensure_pack
 
         pack_path = ensure_pack(file, config, progress)
-        ensure_kernels(progress)
-        plan = _plan(Pack(pack_path), config, engine_config, n_workers)
+        pack = Pack(pack_path)
+        ensure_kernels((m.format_id for m in pack.matrices.values()), progress)
+        plan = _plan(pack, config, engine_config, n_workers)
         arena = _arena(config, plan, engine_config)
         progress("starting actors", 0, None)
         owns_ray = _start_ray(n_workers * n_threads + 1, arena.n_bytes)

@@ -15,12 +15,12 @@ import numpy as np
 from hotneuron.actors import arena as A
 from hotneuron.kernels import formats
 from hotneuron.kernels.activations import interleave_block, quantize_32
-from hotneuron.kernels.attention import attend, store_kv
+from hotneuron.kernels.attention import store_kv
 from hotneuron.kernels.elementwise import add_rows, embed, norm_head, rms_norm, rotate, silu_times
-from hotneuron.kernels.jit import njit
+from hotneuron.kernels.jit import call, njit
 from hotneuron.kernels.matmul import matmul_tile
 from hotneuron.kernels.memory import get_f32, get_i32, get_i64, put_f32, put_i32, put_i64
-from hotneuron.kernels.sampling import OUT_BYTES, SAMPLING_BYTES, sample
+from hotneuron.kernels.sampling import OUT_BYTES, SAMPLING_BYTES
 from hotneuron.kernels.simd import add, load_f32, splat, store_f32
 from hotneuron.kernels.sync import (
     ABORTED,
@@ -49,7 +49,9 @@ from hotneuron.kernels.sync import (
  X, X8, XF, QKV, QKV_STRIDE, ATTENTION, A8, AF, H8, HF, KV, KV_LAYER_BYTES, KV_BLOCK_BYTES, KV_HEAD_BYTES,
  # Memory of a thread: base and size of its stretch, then offsets in it.
  THREAD, THREAD_BYTES, T_ROW, T_QUERIES, T_POSITIONS, T_HEADS, T_SCORES, SCORES_STRIDE, T_GATE, T_UP, T_SAMPLE,
- P_SIZE) = range(86)  # fmt: skip
+ # Compiled kernels: int64 addresses [format][group size], [group size], and one.
+ TILE_KERNELS, ATTEND_KERNELS, SAMPLE_KERNEL,
+ P_SIZE) = range(89)  # fmt: skip
 
 # `layers`: a matrix is its address, format and bytes from tile to tile.
 (ATTN_NORM, FFN_NORM, Q, Q_FORMAT, Q_TILE, K, K_FORMAT, K_TILE, V, V_FORMAT, V_TILE, O, O_FORMAT, O_TILE, GATE, GATE_FORMAT,
@@ -57,6 +59,7 @@ from hotneuron.kernels.sync import (
  FFN_INPUT, DOWN_INPUT, LAYER_SIZE) = range(33)  # fmt: skip
 
 INT8, FLOATS = 1, 2  # what a phase's input must be made as: bits of QKV_INPUT ...
+GROUP_SIZES = 3
 SUB_BATCH = 64  # rows that pass through gate and up together, so that their products stay in the first cache
 UNIT = 32  # neurons of two tiles
 
@@ -69,6 +72,11 @@ def _part(count, thread, n_threads):
 @njit
 def _group(n_rows):
     return 1 if n_rows == 1 else 4 if n_rows <= 4 else 8
+
+
+@njit
+def _size_index(n):
+    return 0 if n == 1 else 1 if n == 4 else 2
 
 
 @njit
@@ -164,13 +172,14 @@ def _embed_rows(p, thread, n_rows, step):
 
 
 @njit
-def _tile(format_id, w, int8, floats, columns, n, n_rows, y, y_stride):
+def _tile(kernels, format_id, w, int8, floats, columns, n, n_rows, y, y_stride):
     """One tile times all rows."""
+    kernel = get_i64(kernels + 8 * (GROUP_SIZES * format_id + _size_index(n)))
     n_groups = (n_rows + n - 1) // n
     if format_id < formats.HALF:
-        matmul_tile(format_id, w, int8, _int8_bytes(columns, n), n, n_groups, columns, y, y_stride)
+        matmul_tile(kernel, w, int8, _int8_bytes(columns, n), n, n_groups, columns, y, y_stride)
     else:
-        matmul_tile(format_id, w, floats, 4 * n * columns, n, n_groups, columns, y, y_stride)
+        matmul_tile(kernel, w, floats, 4 * n * columns, n, n_groups, columns, y, y_stride)
 
 
 @njit
@@ -185,7 +194,7 @@ def _qkv(p, layer, state, thread, n_rows):
             format_id, w = layer[K_FORMAT], layer[K] + (t - q_tiles) * layer[K_TILE]
         else:
             format_id, w = layer[V_FORMAT], layer[V] + (t - q_tiles - k_tiles) * layer[V_TILE]
-        _tile(format_id, w, p[X8], p[XF], columns, n, n_rows, p[QKV] + 64 * t, p[QKV_STRIDE])
+        _tile(p[TILE_KERNELS], format_id, w, p[X8], p[XF], columns, n, n_rows, p[QKV] + 64 * t, p[QKV_STRIDE])
     return _barrier(p, state)
 
 
@@ -247,8 +256,9 @@ def _attend_group(p, l, memory, segment, kv, first, total, n, step):
             put_f32(queries + 4 * (d * n + k), get_f32(q + 4 * d) * scale)
     cache = p[KV] + l * p[KV_LAYER_BYTES] + kv * p[KV_HEAD_BYTES]
     table = p[TABLES] + 4 * slot * p[MAX_BLOCKS]
-    attend(n, count, queries, positions, p[WINDOW], cache, table, p[KV_BLOCK_BYTES], head, memory + p[T_SCORES],
-           p[SCORES_STRIDE], heads)  # fmt: skip
+    attend = get_i64(p[ATTEND_KERNELS] + 8 * _size_index(n))
+    call(attend, (count, queries, positions, p[WINDOW], cache, table, p[KV_BLOCK_BYTES], head, memory + p[T_SCORES],
+                  p[SCORES_STRIDE], heads))  # fmt: skip
     for k in range(count):
         row, h = first_row + (first + k) // n_heads, low_head + (first + k) % n_heads - p[FIRST_HEAD]
         out = p[ATTENTION] + row * 4 * p[O_COLUMNS] + p[O_SKEW] + h * head_bytes
@@ -296,7 +306,7 @@ def _to_slot(p, state, thread, format_id, w, tile_bytes, int8, floats, columns, 
     out = _bank(p, state, 1) + p[ME] * p[SLOT_BYTES]
     low, high = _part((p[WIDTH] + 15) // 16, thread, p[N_THREADS])
     for t in range(low, high):
-        _tile(format_id, w + t * tile_bytes, int8, floats, columns, _group(n_rows), n_rows, out + 64 * t, 4 * p[WIDTH])
+        _tile(p[TILE_KERNELS], format_id, w + t * tile_bytes, int8, floats, columns, _group(n_rows), n_rows, out + 64 * t, 4 * p[WIDTH])
 
 
 @njit
@@ -313,8 +323,8 @@ def _neurons(p, layer, state, thread, n_rows):
             int8, floats = p[X8] + group * in8, p[XF] + group * inf
             for half in range(2):
                 t = 2 * unit + half
-                _tile(layer[GATE_FORMAT], layer[GATE] + t * layer[GATE_TILE], int8, floats, columns, n, count, gate + 64 * half, 128)
-                _tile(layer[UP_FORMAT], layer[UP] + t * layer[UP_TILE], int8, floats, columns, n, count, up + 64 * half, 128)
+                _tile(p[TILE_KERNELS], layer[GATE_FORMAT], layer[GATE] + t * layer[GATE_TILE], int8, floats, columns, n, count, gate + 64 * half, 128)
+                _tile(p[TILE_KERNELS], layer[UP_FORMAT], layer[UP] + t * layer[UP_TILE], int8, floats, columns, n, count, up + 64 * half, 128)
             silu_times(gate, up, gate, 32 * count)
             for k in range(count):
                 group = (start + k) // n
@@ -374,7 +384,7 @@ def _logits(p, state, thread, n_logits):
     for t in range(low, high):
         w = p[OUTPUT] + t * p[OUTPUT_TILE]
         out = p[LOGITS] + 64 * (p[VOCAB_TILE] + t)
-        _tile(p[OUTPUT_FORMAT], w, p[X8], p[XF], p[WIDE], n, n_logits, out, 4 * p[LOGIT_STRIDE])
+        _tile(p[TILE_KERNELS], p[OUTPUT_FORMAT], w, p[X8], p[XF], p[WIDE], n, n_logits, out, 4 * p[LOGIT_STRIDE])
     return _meet(p, state, thread)
 
 
@@ -393,10 +403,10 @@ def _draw(p, state, thread, n_logits, step):
         position = get_i32(p[POSITIONS] + 4 * get_i32(p[LOGIT_ROWS] + 4 * i)) + step + 1
         at = step * p[MAX_SLOTS] + slot
         scratch = p[THREAD] + thread * p[THREAD_BYTES] + p[T_SAMPLE]
-        token = sample(p[LOGITS] + i * 4 * p[LOGIT_STRIDE], p[VOCAB], p[SAMPLING] + slot * SAMPLING_BYTES,
-                       history + 4 * (n_history - n_last), n_last, position, scratch, p[LOGPROBS] + at * OUT_BYTES)  # fmt: skip
-        put_i32(history + 4 * n_history, token)
-        put_i32(p[DRAWN] + 4 * at, token)
+        drawn = p[DRAWN] + 4 * at
+        call(p[SAMPLE_KERNEL], (p[LOGITS] + i * 4 * p[LOGIT_STRIDE], p[VOCAB], p[SAMPLING] + slot * SAMPLING_BYTES,
+                                history + 4 * (n_history - n_last), n_last, position, scratch, p[LOGPROBS] + at * OUT_BYTES, drawn))  # fmt: skip
+        put_i32(history + 4 * n_history, get_i32(drawn))
     return _meet(p, state, thread)
 
 

@@ -12,9 +12,10 @@ from hotneuron.actors import program as P
 from hotneuron.actors.arena import WORKERS_AT, Arena
 from hotneuron.kernels import formats
 from hotneuron.kernels.activations import group_bytes
-from hotneuron.kernels.attention import head_block_bytes
+from hotneuron.kernels.attention import attend_address, head_block_bytes
 from hotneuron.kernels.formats import padded
-from hotneuron.kernels.sampling import scratch_bytes
+from hotneuron.kernels.matmul import tile_address
+from hotneuron.kernels.sampling import sample_address, scratch_bytes
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.pack import Pack, head_width
 from hotneuron.placement.plan import Plan
@@ -103,6 +104,12 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
     rope_at = memory.take(rope.nbytes)
     for at, values in ((constants, floats), (rope_at, rope)):
         _copy(at, values)
+    kernels = memory.take(8 * P.GROUP_SIZES * (len(formats.NAMES) + 1))
+    attend_kernels = kernels + 8 * P.GROUP_SIZES * len(formats.NAMES)
+    for i, n in enumerate((1, 4, 8)):
+        for format_id in {m.format_id for m in pack.matrices.values()}:
+            _copy(kernels + 8 * (P.GROUP_SIZES * format_id + i), np.array([tile_address(format_id, n)]))
+        _copy(attend_kernels + 8 * i, np.array([attend_address(n)]))
     max_kv_blocks = padded(plan.kv_tokens, 16) // 16
     kv_block_bytes = n_kv * head_block_bytes(head)
     scores_stride = 4 * padded(plan.context_tokens, 16) + 64  # NOTE not a power of two: rows would share cache sets
@@ -146,6 +153,7 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
         P.KV: memory.take(config.n_layers * max_kv_blocks * kv_block_bytes), P.KV_LAYER_BYTES: max_kv_blocks * kv_block_bytes,
         P.KV_BLOCK_BYTES: kv_block_bytes, P.KV_HEAD_BYTES: head_block_bytes(head), P.THREAD: memory.take(n_threads * thread_bytes),
         P.THREAD_BYTES: thread_bytes, P.SCORES_STRIDE: scores_stride,
+        P.TILE_KERNELS: kernels, P.ATTEND_KERNELS: attend_kernels, P.SAMPLE_KERNEL: sample_address(),
     }  # fmt: skip
     for at, value in values.items():
         p[at] = value

@@ -1,40 +1,33 @@
-"""Compile the kernels once a machine, with progress, before any actor needs them."""
+"""Compile the kernels that a model needs once a machine, with progress, before any actor needs them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from hotneuron.kernels import cpu
+from hotneuron.kernels import cpu, formats
 
-N_FUNCTIONS = 150  # about how many the step program is made of; only the progress bar needs it
-_MARKER = "ready"
-
-
-def are_ready() -> bool:
-    return (cpu.kernel_cache() / _MARKER).exists()
+GROUP_SIZES = (1, 4, 8)
 
 
-def ensure_kernels(progress: Callable[[str, int, int | None], None]) -> None:
-    """Fill the kernel cache for this processor and these sources if it is not. Takes most of a minute the first time."""
-    if are_ready():
+def ensure_kernels(format_ids: Iterable[int], progress: Callable[[str, int, int | None], None]) -> None:
+    """Fill the kernel cache for this processor, these sources and the compute formats of a model."""
+    wanted = sorted(set(format_ids))
+    marker = cpu.kernel_cache() / ("ready-" + "-".join(formats.NAMES[f] for f in wanted))
+    if marker.exists():
         return
-    progress("compiling kernels (once on this machine)", 0, N_FUNCTIONS)
-    from numba.core import event
-
+    stage = "compiling kernels (once on this machine)"
+    progress(stage, 0, None)
     from hotneuron.actors.worker import compile_program
+    from hotneuron.kernels.attention import attend_address
+    from hotneuron.kernels.matmul import tile_address
+    from hotneuron.kernels.sampling import sample_address
 
-    done = 0
-
-    class Counter(event.Listener):
-        def on_start(self, event: object) -> None: ...
-
-        def on_end(self, event: object) -> None:
-            nonlocal done
-            done += 1
-            progress("compiling kernels (once on this machine)", min(done, N_FUNCTIONS), N_FUNCTIONS)
-
-    with event.install_listener("numba:compile", Counter()):
-        compile_program()
-    folder = cpu.kernel_cache()
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / _MARKER).write_text("complete\n")
+    jobs: list[Callable[[], object]] = [lambda f=f, n=n: tile_address(f, n) for f in wanted for n in GROUP_SIZES]  # type: ignore[misc]
+    jobs += [lambda n=n: attend_address(n) for n in GROUP_SIZES]  # type: ignore[misc]
+    jobs += [sample_address, compile_program]
+    for done, job in enumerate(jobs):
+        progress(stage, done, len(jobs))
+        job()
+    progress(stage, len(jobs), len(jobs))
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.write_text("complete\n")

@@ -11,7 +11,6 @@ import signal
 import threading
 from pathlib import Path
 
-import numba
 import numpy as np
 
 from hotneuron.actors import program, tables
@@ -81,7 +80,8 @@ class Worker:
 
 def compile_program() -> None:
     """Compile the step program, or load it from the cache, without running it."""
-    int64 = numba.int64
+    from numba import int64
+
     program.run.compile((int64[::1], int64[:, ::1], int64, int64))
 
 

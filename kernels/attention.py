@@ -8,10 +8,12 @@ result is the same bits in any group, chunk or batch.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from hotneuron.kernels.elementwise import exp
-from hotneuron.kernels.jit import njit
+from hotneuron.kernels.jit import kernel, njit
 from hotneuron.kernels.memory import get_f32, get_i32
 from hotneuron.kernels.simd import (
     add,
@@ -53,42 +55,9 @@ def store_kv(block, position, k, v, head_dim):
         put_f16(from_v + 2 * d, get_f32(v + 4 * d))
 
 
-def _kernels(n):
-    @njit
-    def scores(queries, cache, table, first_block, last_block, block_stride, head_dim, out, stride):
-        """out[query][16 * (block - first_block) ..] = key . query, blocks first_block to last_block - 1."""
-        for b in range(first_block, last_block):
-            key = cache + get_i32(table + 4 * b) * block_stride
-            acc = zeros_f32(n)
-            for d in range(head_dim):
-                acc = fma_near(acc, load_f16(key + 32 * d), queries + 4 * n * d)
-            store_each(out + 64 * (b - first_block), stride, acc)
-
-    @njit
-    def weigh(weights, stride, cache, table, first_block, last_block, block_stride, head_dim, out, out_stride):
-        """out[query][head_dim] = sum over positions of weight * value; head_dim a multiple of 16."""
-        for d in range(0, head_dim, 16):
-            acc = zeros_f32(n)
-            for b in range(first_block, last_block):
-                value = cache + get_i32(table + 4 * b) * block_stride + 32 * head_dim + 2 * d
-                w = weights + 64 * (b - first_block)
-                for _ in range(16):
-                    acc = fma_each(acc, load_f16(value), w, stride)
-                    value += 2 * head_dim
-                    w += 4
-            store_each(out + 4 * d, out_stride, acc)
-
-    return scores, weigh
-
-
-_scores_1, _weigh_1 = _kernels(1)
-_scores_4, _weigh_4 = _kernels(4)
-_scores_8, _weigh_8 = _kernels(8)
-
-
 @njit
 def softmax(scores, first, seen, n_blocks):
-    """Scores of 16 * n_blocks positions to e^(score - max), 0 outside first..seen-1; returns the sum. first < seen."""
+    """Scores of 16 * n_blocks positions to weights that sum to 1, 0 outside first..seen-1. first < seen."""
     largest = splat(MINUS_INFINITY)
     for b in range(n_blocks):
         v = load_f32(scores + 64 * b)
@@ -104,41 +73,54 @@ def softmax(scores, first, seen, n_blocks):
         v = exp(sub(load_f32(scores + 64 * b), top))
         store_f32(scores + 64 * b, v)
         total = add(total, v)
-    return sum_lanes(total)
+    inverse = splat(np.float32(1) / sum_lanes(total))
+    for b in range(n_blocks):
+        store_f32(scores + 64 * b, mul(load_f32(scores + 64 * b), inverse))
 
 
-@njit
-def attend(n, count, queries, positions, window, cache, table, block_stride, head_dim, scores, stride, out):
-    """Attention of one group of `count` <= n queries of one KV head.
+@cache
+def attend_address(n: int) -> int:
+    """The compiled kernel for groups of n queries of one KV head:
 
-    queries: f32 [head_dim][n], scaled. positions: int32 [n], ascending; those past `count` repeat the last. cache: address of this
-    layer's and head's part of block 0. table: int32 block ids of the sequence. scores: scratch f32 [n][stride / 4].
-    out: f32 [n][head_dim], written for all n.
+        attend(count, queries, positions, window, cache, table, block_stride, head_dim, scores, stride, out)
+
+    count <= n: how many are real. queries: f32 [head_dim][n], scaled. positions: int32 [n], ascending; those past `count` repeat
+    the last. window: positions each sees, itself included; 0 is all. cache: address of this layer's and head's part of block 0,
+    block_stride bytes from block to block. table: int32 block ids of the sequence. head_dim: a multiple of 16. scores: scratch
+    f32 [n][stride / 4]. out: f32 [n][head_dim], written for all n.
     """
-    last = get_i32(positions + 4 * (count - 1))
-    start = max(get_i32(positions) + 1 - window, 0) if window > 0 else 0
-    first_block, last_block = start // 16, last // 16 + 1
-    if n == 1:
-        _scores_1(queries, cache, table, first_block, last_block, block_stride, head_dim, scores, stride)
-    elif n == 4:
-        _scores_4(queries, cache, table, first_block, last_block, block_stride, head_dim, scores, stride)
-    else:
-        _scores_8(queries, cache, table, first_block, last_block, block_stride, head_dim, scores, stride)
-    base = 16 * first_block
-    for k in range(count):
-        position = get_i32(positions + 4 * k)
-        visible_from = max(position + 1 - window, 0) if window > 0 else 0
-        row = scores + k * stride
-        total = softmax(row, visible_from - base, position + 1 - base, last_block - first_block)
-        inverse = splat(np.float32(1) / total)
-        for b in range(last_block - first_block):
-            store_f32(row + 64 * b, mul(load_f32(row + 64 * b), inverse))
-    if n == 1:
-        _weigh_1(scores, stride, cache, table, first_block, last_block, block_stride, head_dim, out, 4 * head_dim)
-    elif n == 4:
-        _weigh_4(scores, stride, cache, table, first_block, last_block, block_stride, head_dim, out, 4 * head_dim)
-    else:
-        _weigh_8(scores, stride, cache, table, first_block, last_block, block_stride, head_dim, out, 4 * head_dim)
+
+    @kernel(11)
+    def attend(count, queries, positions, window, cache, table, block_stride, head_dim, scores, stride, out):
+        last = np.int64(get_i32(positions + 4 * (count - 1)))
+        start = max(np.int64(get_i32(positions)) + 1 - window, 0) if window > 0 else 0
+        first_block, end_block = start // 16, last // 16 + 1
+        for b in range(first_block, end_block):
+            key = cache + get_i32(table + 4 * b) * block_stride
+            acc = zeros_f32(n)
+            for d in range(head_dim):
+                acc = fma_near(acc, load_f16(key + 32 * d), queries + 4 * n * d)
+            store_each(scores + 64 * (b - first_block), stride, acc)
+        for k in range(count):
+            position = np.int64(get_i32(positions + 4 * k))
+            visible_from = max(position + 1 - window, 0) if window > 0 else 0
+            softmax(scores + k * stride, visible_from - 16 * first_block, position + 1 - 16 * first_block, end_block - first_block)
+        for d in range(0, head_dim, 16):
+            acc = zeros_f32(n)
+            for b in range(first_block, end_block):
+                value = cache + get_i32(table + 4 * b) * block_stride + 32 * head_dim + 2 * d
+                w = scores + 64 * (b - first_block)
+                for _ in range(16):
+                    acc = fma_each(acc, load_f16(value), w, stride)
+                    value += 2 * head_dim
+                    w += 4
+            store_each(out + 4 * d, 4 * head_dim, acc)
+
+    _KEPT.append(attend)
+    return attend.address
+
+
+_KEPT: list[object] = []  # NOTE compiled code lives only as long as the object that holds it
 
 
 def attention_reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray, window: int = 0) -> np.ndarray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -86,10 +87,13 @@ def kernel_cache() -> Path:
 
 def set_up_numba() -> None:
     """Point Numba at the cache folder and, where the path is below the host's best, at a lesser target."""
+    settings = {"CACHE_DIR": str(kernel_cache())}
     if path() != best_path():
-        os.environ["NUMBA_CPU_NAME"] = _LLVM_CPU[path()]
-        os.environ["NUMBA_CPU_FEATURES"] = ""
-    os.environ["NUMBA_CACHE_DIR"] = str(kernel_cache())
+        settings |= {"CPU_NAME": _LLVM_CPU[path()], "CPU_FEATURES": ""}
+    for name, value in settings.items():
+        os.environ[f"NUMBA_{name}"] = value
+        if "numba" in sys.modules:  # imported first by somebody else, but nothing is compiled yet
+            setattr(sys.modules["numba"].config, name, value)
 
 
 set_up_numba()

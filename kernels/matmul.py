@@ -6,11 +6,13 @@ all of them. Per row and token the order of operations does not depend on n: a t
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from hotneuron.kernels import formats
 from hotneuron.kernels.activations import quantize_reference
-from hotneuron.kernels.jit import njit
+from hotneuron.kernels.jit import call, kernel, njit
 from hotneuron.kernels.simd import (
     dot_each,
     dot_each_small,
@@ -37,7 +39,7 @@ AHEAD_BYTES = 2304
 def _nibble_tile(n, has_min, block_bytes):
     lines = block_bytes // 64
 
-    @njit
+    @kernel(5)
     def tile(w, x, columns, y, y_stride):
         scale = x + columns * n
         part = columns // 32 * 4 * n
@@ -66,7 +68,7 @@ def _nibble_tile(n, has_min, block_bytes):
 def _byte_tile(n, has_min, block_bytes):
     lines = block_bytes // 64
 
-    @njit
+    @kernel(5)
     def tile(w, x, columns, y, y_stride):
         scale = x + columns * n
         part = columns // 32 * 4 * n
@@ -91,7 +93,7 @@ def _byte_tile(n, has_min, block_bytes):
 
 
 def _byte_16_tile(n, block_bytes):
-    @njit
+    @kernel(5)
     def tile(w, x, columns, y, y_stride):
         scale = x + columns * n
         bias = scale + columns // 32 * 16 * n
@@ -115,7 +117,7 @@ def _byte_16_tile(n, block_bytes):
 def _float_tile(n, load, item_bytes):
     step = 16 * item_bytes
 
-    @njit
+    @kernel(5)
     def tile(w, x, columns, y, y_stride):
         acc = zeros_f32(n)
         for _ in range(columns):
@@ -127,50 +129,38 @@ def _float_tile(n, load, item_bytes):
     return tile
 
 
-def _tiles_of(n):
-    """For one group size: a kernel that multiplies tiles first..last-1 of any format by one group of tokens."""
-    nibble = _nibble_tile(n, False, formats.BLOCK_BYTES[formats.NIBBLE])
-    nibble_min = _nibble_tile(n, True, formats.BLOCK_BYTES[formats.NIBBLE_MIN])
-    byte = _byte_tile(n, False, formats.BLOCK_BYTES[formats.BYTE])
-    byte_min = _byte_tile(n, True, formats.BLOCK_BYTES[formats.BYTE_MIN])
-    byte_16 = _byte_16_tile(n, formats.BLOCK_BYTES[formats.BYTE_16])
-    half, bfloat, float_ = _float_tile(n, load_f16, 2), _float_tile(n, load_bf16, 2), _float_tile(n, load_f32, 4)
+@cache
+def tile_address(format_id: int, n: int) -> int:
+    """The compiled kernel for one compute format and group size: tile(w, x, columns, y, y_stride).
 
-    @njit
-    def tile(format_id, w, x, columns, y, y_stride):
-        if format_id == formats.NIBBLE:
-            nibble(w, x, columns, y, y_stride)
-        elif format_id == formats.NIBBLE_MIN:
-            nibble_min(w, x, columns, y, y_stride)
-        elif format_id == formats.BYTE:
-            byte(w, x, columns, y, y_stride)
-        elif format_id == formats.BYTE_MIN:
-            byte_min(w, x, columns, y, y_stride)
-        elif format_id == formats.BYTE_16:
-            byte_16(w, x, columns, y, y_stride)
-        elif format_id == formats.HALF:
-            half(w, x, columns, y, y_stride)
-        elif format_id == formats.BFLOAT:
-            bfloat(w, x, columns, y, y_stride)
-        else:
-            float_(w, x, columns, y, y_stride)
-
-    return tile
+    w: one tile of 16 rows. x: one group of n tokens (see `activations`). y: n rows of 16 floats, y_stride bytes apart.
+    """
+    block_bytes = formats.BLOCK_BYTES[format_id]
+    match format_id:
+        case formats.NIBBLE | formats.NIBBLE_MIN:
+            tile = _nibble_tile(n, format_id == formats.NIBBLE_MIN, block_bytes)
+        case formats.BYTE | formats.BYTE_MIN:
+            tile = _byte_tile(n, format_id == formats.BYTE_MIN, block_bytes)
+        case formats.BYTE_16:
+            tile = _byte_16_tile(n, block_bytes)
+        case formats.HALF:
+            tile = _float_tile(n, load_f16, 2)
+        case formats.BFLOAT:
+            tile = _float_tile(n, load_bf16, 2)
+        case _:
+            tile = _float_tile(n, load_f32, 4)
+    _KEPT.append(tile)
+    return tile.address
 
 
-_tile_1, _tile_4, _tile_8 = _tiles_of(1), _tiles_of(4), _tiles_of(8)
+_KEPT: list[object] = []  # NOTE compiled code lives only as long as the object that holds it
 
 
 @njit
-def matmul_tile(format_id, w, x, group_bytes, n, n_groups, columns, y, y_stride):
-    """One tile of 16 rows times all groups: y[token][16 rows], tokens y_stride bytes apart."""
-    if n == 1:
-        _tile_1(format_id, w, x, columns, y, y_stride)
-    elif n == 4:
-        _tile_4(format_id, w, x, columns, y, y_stride)
-    else:
-        for g in range(n_groups):
-            _tile_8(format_id, w, x + g * group_bytes, columns, y + 8 * g * y_stride, y_stride)
+def matmul_tile(tile, w, x, group_bytes, n, n_groups, columns, y, y_stride):
+    """One tile of 16 rows times all groups, by the kernel at address `tile`: y[token][16 rows], tokens y_stride bytes apart."""
+    for g in range(n_groups):
+        call(tile, (w, x + g * group_bytes, columns, y + n * g * y_stride, y_stride))
 
 
 def matmul_reference(weights: np.ndarray, x: np.ndarray, format_id: int) -> np.ndarray:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+from functools import cache
 
 import numpy as np
 from hotneuron.kernels import selection
-from hotneuron.kernels.jit import njit
+from hotneuron.kernels.jit import kernel, njit
 from hotneuron.kernels.memory import get_f32, get_i32, get_i64, put_f32, put_i32, put_i64
 from hotneuron.kernels.selection import (
     MINUS_INFINITY,
@@ -324,3 +325,18 @@ def sample(logits, vocab, sampling, history, n_history, position, scratch, out):
                 value = value_at(saved + 8 * i + 4)
         put_f32(out + OUT_LOGPROB, np.float32(np.float64(value) - largest - log_mass))
     return token
+
+
+@cache
+def sample_address() -> int:
+    """`sample` as a compiled kernel that writes the token to an int32 address, its last argument."""
+
+    @kernel(9)
+    def draw(logits, vocab, sampling, history, n_history, position, scratch, out, token):
+        put_i32(token, np.int32(sample(logits, vocab, sampling, history, n_history, position, scratch, out)))
+
+    _KEPT.append(draw)
+    return draw.address
+
+
+_KEPT: list[object] = []  # NOTE compiled code lives only as long as the object that holds it

@@ -23,7 +23,7 @@ def multiply(memory, format_id, x, rows, columns, n=None):
     for tile in range(tall // formats.TILE_ROWS):
         w = memory.ctypes.data + tile * formats.tile_bytes(format_id, columns)
         to = y.ctypes.data + 4 * formats.TILE_ROWS * tile
-        matmul.matmul_tile(format_id, w, groups.ctypes.data, group_bytes, n, n_groups, wide, to, 4 * tall)
+        matmul.matmul_tile(matmul.tile_address(format_id, n), w, groups.ctypes.data, group_bytes, n, n_groups, wide, to, 4 * tall)
     assert (y[n_groups * n :] == GUARD).all()
     assert not y[:tokens, rows:].any()
     return y[:tokens, :rows].copy()
