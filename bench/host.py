@@ -22,7 +22,7 @@ def describe() -> dict[str, Any]:
     }
 
 
-def settle(deadline_s: float = 10.0) -> bool:
+def settle(deadline_s: float = 30.0) -> bool:
     """Waits until the cores are idle, as the last measurement's processes leave; False where they stay busy."""
     end_s = time.monotonic() + deadline_s
     while time.monotonic() < end_s:

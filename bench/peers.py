@@ -133,20 +133,20 @@ def _run_json(command: list[str]) -> Any:
     return json.loads(done.stdout)
 
 
-def measure(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
-    """All rounds; the rows, and the peer's build."""
+def measure(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any], int]:
+    """All rounds; the rows, the peer's build, and how many measurements began on busy cores."""
     build: dict[str, Any] = {}
+    disturbed = 0
     rows: dict[tuple[str, str], Row] = {}
     models = [subjects.find(spec) for spec in arguments.model]
     for round_number in range(1, arguments.rounds + 1):
         for name, path in models:
             tests = arguments.tests or list(TESTS.get(name, OTHER_TESTS))
-            host.settle()
+            disturbed += not host.settle()
             theirs, build = llama_cpp(arguments.llama_bench, path, tests, arguments.threads, arguments.repetitions)
-            host.settle()
+            disturbed += not host.settle()
             ours = hotneuron(path, tests, arguments.threads, arguments.workers, arguments.repetitions)
-            if not host.settle():
-                report.note("NOTE: other programs keep the cores busy; these figures will not repeat")
+            disturbed += not host.settle()
             read = read_gb_s(arguments.threads, repetitions=3)
             for test in tests:
                 key = (name, test)
@@ -158,7 +158,7 @@ def measure(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
                     f"round {round_number} of {arguments.rounds}: {name} {test}: llama.cpp {theirs[test][-1]:.1f}, "
                     f"hotneuron {ours[test][-1]:.1f} tokens/s, read {statistics.median(read):.1f} GB/s"
                 )
-    return list(rows.values()), build
+    return list(rows.values()), build, disturbed
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -187,15 +187,20 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     machine = host.describe()
-    rows, build = measure(arguments)
+    rows, build, disturbed = measure(arguments)
     cpu = machine["cpu"]
     read = statistics.median(rate for row in rows for rate in row.read_gb_s)
+    notes = f"Memory read by {arguments.threads} threads in the same run: {read:.1f} GB/s."
+    if disturbed:
+        # llama.cpp's threads spin at its barriers: with a core taken away it loses far more than that core's share.
+        notes += f" NOT VALID: other programs used the cores before {disturbed} measurements; repeat on an idle machine."
     data = {
         "machine": machine,
         "read_gb_s": read,
         "threads": arguments.threads,
         "cold_workers": arguments.workers,
         "llama_cpp": build,
+        "disturbed_measurements": disturbed,
         "rows": [row.as_json(cpu) for row in rows],
     }
     report.publish(
@@ -204,7 +209,7 @@ def main() -> None:
         f"tokens/s, {arguments.threads} threads, medians of {arguments.rounds} rounds",
         HEADER,
         [row.cells(cpu) for row in rows],
-        f"Memory read by {arguments.threads} threads in the same run: {read:.1f} GB/s.",
+        notes,
     )
 
 
