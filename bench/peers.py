@@ -193,7 +193,7 @@ def main() -> None:
     notes = f"Memory read by {arguments.threads} threads in the same run: {read:.1f} GB/s."
     if disturbed:
         # llama.cpp's threads spin at its barriers: with a core taken away it loses far more than that core's share.
-        notes += f" NOT VALID: other programs used the cores before {disturbed} measurements; repeat on an idle machine."
+        notes += f" NOT VALID: other programs used the cores before {disturbed} measurements; repeat on idle cores."
     data = {
         "machine": machine,
         "read_gb_s": read,
