@@ -51,7 +51,8 @@ from hotneuron.kernels.sync import (
  THREAD, THREAD_BYTES, T_ROW, T_QUERIES, T_POSITIONS, T_HEADS, T_SCORES, SCORES_STRIDE, T_GATE, T_UP, T_SAMPLE,
  # Compiled kernels: int64 addresses [format][group size], [group size], and one.
  TILE_KERNELS, ATTEND_KERNELS, SAMPLE_KERNEL,
- P_SIZE) = range(89)  # fmt: skip
+ TRACE,
+ P_SIZE) = range(90)  # fmt: skip
 
 # `layers`: a matrix is its address, format and bytes from tile to tile.
 (ATTN_NORM, FFN_NORM, Q, Q_FORMAT, Q_TILE, K, K_FORMAT, K_TILE, V, V_FORMAT, V_TILE, O, O_FORMAT, O_TILE, GATE, GATE_FORMAT,
@@ -89,6 +90,21 @@ def _barrier(p, state):
     turn = get_i64(state) + 1
     put_i64(state, turn)
     return team_barrier(p[TEAM], p[N_THREADS], turn, p[ARENA] + A.ABORT_AT, p[DEADLINE_NS])
+
+
+# Phases of a step, as `TRACE` counts their nanoseconds (int64 [phase]; first thread of each worker).
+(EMBED, NORM, QKV_PRODUCT, ROTATE, ATTEND, O_PRODUCT, MEETING, NEURONS, DOWN_PRODUCT, HEAD_PRODUCT, DRAWING, N_PHASES) = range(12)
+PHASES = ("embed", "norm", "qkv", "rotate", "attention", "output", "exchange", "gate_up", "down", "head", "sample")
+
+
+@njit
+def _mark(p, state, thread, phase):
+    """Add the time since the last mark to a phase."""
+    if p[TRACE] != 0 and thread == 0:
+        t = now_ns()
+        at = p[TRACE] + 8 * phase
+        put_i64(at, get_i64(at) + t - get_i64(state + 32))
+        put_i64(state + 32, t)
 
 
 @njit
@@ -337,32 +353,43 @@ def _layer(p, layer, l, state, thread, n_rows, step):
     code = _normed_rows(p, state, thread, n_rows, layer[ATTN_NORM], layer[QKV_INPUT], p[FFN_MASK] if l > 0 else 0)
     if code != OK:
         return code
+    _mark(p, state, thread, NORM)
     if p[LAST_HEAD] > p[FIRST_HEAD]:
         code = _qkv(p, layer, state, thread, n_rows)
         if code != OK:
             return code
+        _mark(p, state, thread, QKV_PRODUCT)
         code = _rotate_and_store(p, layer, l, state, thread, n_rows, step)
         if code != OK:
             return code
+        _mark(p, state, thread, ROTATE)
         code = _attention(p, l, state, thread, step)
         if code != OK:
             return code
+        _mark(p, state, thread, ATTEND)
         code = _attention_input(p, layer, state, thread, n_rows)
         if code != OK:
             return code
         _to_slot(p, state, thread, layer[O_FORMAT], layer[O], layer[O_TILE], p[A8], p[AF], p[O_COLUMNS], n_rows)
+        _mark(p, state, thread, O_PRODUCT)
     code = _meet(p, state, thread)
     if code != OK:
         return code
+    _mark(p, state, thread, MEETING)
     code = _normed_rows(p, state, thread, n_rows, layer[FFN_NORM], layer[FFN_INPUT], p[ATTENTION_MASK])
     if code != OK:
         return code
+    _mark(p, state, thread, NORM)
     if p[NEURON_UNITS] > 0:
         code = _neurons(p, layer, state, thread, n_rows)
         if code != OK:
             return code
+        _mark(p, state, thread, NEURONS)
         _to_slot(p, state, thread, layer[DOWN_FORMAT], layer[DOWN], layer[DOWN_TILE], p[H8], p[HF], p[NEURON_UNITS] * UNIT, n_rows)
-    return _meet(p, state, thread)
+        _mark(p, state, thread, DOWN_PRODUCT)
+    code = _meet(p, state, thread)
+    _mark(p, state, thread, MEETING)
+    return code
 
 
 @njit
@@ -433,7 +460,10 @@ def _lease(p, layers, state, thread):
     """Run the command's batch for its steps."""
     n_rows, n_logits = get_i64(p[COMMAND] + A.N_ROWS), get_i64(p[COMMAND] + A.N_LOGIT_ROWS)
     for step in range(get_i64(p[COMMAND] + A.LEASE_STEPS)):
+        if p[TRACE] != 0:
+            put_i64(state + 32, now_ns())
         _embed_rows(p, thread, n_rows, step)
+        _mark(p, state, thread, EMBED)
         for l in range(p[N_LAYERS]):
             code = _layer(p, layers[l], l, state, thread, n_rows, step)
             if code != OK:
@@ -442,9 +472,11 @@ def _lease(p, layers, state, thread):
             code = _logits(p, state, thread, n_logits)
             if code != OK:
                 return code
+            _mark(p, state, thread, HEAD_PRODUCT)
             code = _draw(p, state, thread, n_logits, step)
             if code != OK:
                 return code
+            _mark(p, state, thread, DRAWING)
         if thread == 0 and p[ME] == 0:
             store_release(p[ARENA] + A.STEPS_AT, step + 1)
         if _has_ended(p, n_logits, step):
@@ -486,7 +518,7 @@ def _await_command(p, seen, state):
 def run(p, layers, thread, state):
     """One thread's life: take commands until EXIT (returns OK) or until somebody aborts (returns why).
 
-    state: the thread's own 64 bytes, zeroed: barriers passed, meetings passed, a timespec.
+    state: the thread's own 64 bytes, zeroed: barriers passed, meetings passed, a timespec, last mark.
     """
     seen = 0
     while True:

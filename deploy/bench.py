@@ -20,7 +20,6 @@ def bench(
     context: opt.Context = None,
     threads: opt.Threads = None,
     workers: opt.Workers = None,
-    exchange: opt.Exchange = "shm",
     split: opt.Split = None,
 ) -> None:
     """Measure tokens per second: a prompt of -p tokens, then -n generated ones, each -r times."""
@@ -31,7 +30,7 @@ def bench(
     from hotneuron.deploy.console import Steps
     from hotneuron.deploy.session import engine_for
 
-    with engine_for(model, opt.EngineOptions(context, threads, workers, exchange, split)) as engine:
+    with engine_for(model, opt.EngineOptions(context, threads, workers, split)) as engine:
         with Steps() as steps:
             steps(f"measuring {repetitions} times", 0, None)
             rates = engine.bench(prompt_tokens, generate_tokens, repetitions)

@@ -41,7 +41,6 @@ def chat(
     context: opt.Context = None,
     threads: opt.Threads = None,
     workers: opt.Workers = None,
-    exchange: opt.Exchange = "shm",
     split: opt.Split = None,
 ) -> None:
     """Talk with a model; /help lists what else can be typed."""
@@ -63,7 +62,7 @@ def chat(
     )
     from hotneuron.deploy.session import engine_for
 
-    with engine_for(model, opt.EngineOptions(context, threads, workers, exchange, split)) as engine:
+    with engine_for(model, opt.EngineOptions(context, threads, workers, split)) as engine:
         note("Type a message; /help lists commands, Ctrl-D leaves.")
         Conversation(engine, sampling, predict, stop, system).loop()
 

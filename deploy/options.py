@@ -30,7 +30,6 @@ Workers = Annotated[
     int | None,
     typer.Option("--workers", min=0, max=64, help="Cold workers; 0: the hot worker alone."),
 ]
-Exchange = Annotated[str, typer.Option("--exchange", help="shm, or ray (slow, readable).")]
 Split = Annotated[
     str | None,
     typer.Option("--split", help="Shares of the workers, hot first, as 50/50."),
@@ -63,12 +62,9 @@ class EngineOptions:
     context: int | None = None
     threads: int | None = None
     workers: int | None = None
-    exchange: str = "shm"
     split: str | None = None
 
     def __post_init__(self) -> None:
-        if self.exchange not in ("shm", "ray"):
-            raise RequestError(f"--exchange {self.exchange!r}: give shm or ray")
         parse_split(self.split)
 
 

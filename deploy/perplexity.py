@@ -34,7 +34,6 @@ def perplexity(
     as_json: opt.Json = False,
     threads: opt.Threads = None,
     workers: opt.Workers = None,
-    exchange: opt.Exchange = "shm",
     split: opt.Split = None,
 ) -> None:
     """Score a text: chunks of -c tokens, the second half of each counted."""
@@ -42,7 +41,7 @@ def perplexity(
     from hotneuron.deploy.console import Steps
     from hotneuron.deploy.session import engine_for
 
-    with engine_for(model, opt.EngineOptions(context, threads, workers, exchange, split)) as engine:
+    with engine_for(model, opt.EngineOptions(context, threads, workers, split)) as engine:
         tokenizer = engine.tokenizer
         tokens = list(tokenizer.encode(text))
         bos = tokenizer.bos if tokenizer.add_bos else None

@@ -45,7 +45,6 @@ def run(
     context: opt.Context = None,
     threads: opt.Threads = None,
     workers: opt.Workers = None,
-    exchange: opt.Exchange = "shm",
     split: opt.Split = None,
 ) -> None:
     """Answer one prompt and stream the answer to the terminal."""
@@ -72,7 +71,7 @@ def run(
     from hotneuron.deploy.answer import ask, chat_tokens
     from hotneuron.deploy.session import engine_for
 
-    with engine_for(model, opt.EngineOptions(context, threads, workers, exchange, split)) as engine:
+    with engine_for(model, opt.EngineOptions(context, threads, workers, split)) as engine:
         if asked_itself and not as_json:
             note(f"> {text}")
         if chat or system is not None or (asked_itself and not engine.chat_template.is_fallback):

@@ -30,7 +30,6 @@ def engine_for(model: str, options: EngineOptions, *, max_slots: int = 1) -> Ite
             threads=options.threads,
             context_tokens=options.context,
             max_slots=max_slots,
-            exchange=options.exchange,
             split=split,
         )
         started = Engine.start(config, on_progress=steps)

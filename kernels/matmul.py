@@ -45,9 +45,8 @@ def _nibble_tile(n, has_min, block_bytes):
         part = columns // 32 * 4 * n
         acc = zeros_f32(n)
         for _ in range(columns // 64):
-            if n == 1:
-                for line in range(lines):
-                    prefetch(w + AHEAD_BYTES + 64 * line)
+            for line in range(lines):
+                prefetch(w + AHEAD_BYTES + 64 * line)
             for half in range(2):
                 total = zeros_i32(n) if has_min else splats_i32(n, scale + part)
                 for j in range(4):
@@ -74,9 +73,8 @@ def _byte_tile(n, has_min, block_bytes):
         part = columns // 32 * 4 * n
         acc = zeros_f32(n)
         for _ in range(columns // 64):
-            if n == 1:
-                for line in range(lines):
-                    prefetch(w + AHEAD_BYTES + 64 * line)
+            for line in range(lines):
+                prefetch(w + AHEAD_BYTES + 64 * line)
             for half in range(2):
                 total = zeros_i32(n) if has_min else splats_i32(n, scale + 2 * part)
                 for j in range(8):
