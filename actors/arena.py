@@ -1,4 +1,4 @@
-"""The arena's layout: one shared-memory object that holds everything the driver and the workers of an engine say to each other.
+"""The arena's layout: one shared-memory object with everything that the driver and the workers of an engine say.
 
     header      magic, version, nonce; the abort word, the command and done counters, each on its own cache line
     workers     a cache line each: meeting counter, process id
@@ -41,7 +41,7 @@ MAX_WORKERS = 16
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Sizes of one engine's arena, and from them every offset. Equal on both sides because it is sent, not derived twice."""
+    """Sizes of one engine's arena, and from them every offset. Sent to the workers rather than derived twice."""
 
     n_workers: int
     max_rows: int  # rows of a batch, a multiple of 8

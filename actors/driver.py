@@ -77,7 +77,8 @@ class Driver:
     def score(self, tokens: ListLike[int], first: int) -> Future[np.ndarray]:
         """Log-probabilities of tokens[first + 1:], each given all before it. Runs when nothing else does."""
         future: Future[np.ndarray] = Future()
-        self._inbox.put(lambda: self._idle_jobs.append(lambda: self._resolve(future, lambda: self._score(tokens, first))))
+        job = partial(self._resolve, future, partial(self._score, tokens, first))
+        self._inbox.put(lambda: self._idle_jobs.append(job))
         return future
 
     def stop(self) -> None:
@@ -150,9 +151,9 @@ class Driver:
         for segment in batch.segments:
             request = segment.sequence.request
             if segment.sample and request.sampling.logprobs is not None:
-                rows = [self._exchange.logprobs(segment.slot, step) for step in range(len(drawn[segment.slot]))]
                 found[request.request_id] = [
-                    TokenLogprob(token, logprob, top) for token, (logprob, top) in zip(drawn[segment.slot], rows, strict=True)
+                    TokenLogprob(token, *self._exchange.logprobs(segment.slot, step))
+                    for step, token in enumerate(drawn[segment.slot])
                 ]
         return found
 
@@ -218,7 +219,8 @@ class Driver:
 
     def _score(self, tokens: ListLike[int], first: int) -> np.ndarray:
         if len(tokens) > self._scheduler.context_tokens:
-            raise RequestError(f"{len(tokens)} tokens do not fit the context of {self._scheduler.context_tokens}; give a larger -c")
+            context = self._scheduler.context_tokens
+            raise RequestError(f"{len(tokens)} tokens do not fit the context of {context}; give a larger -c")
         if not tokens or not 0 <= min(tokens) <= max(tokens) < self._vocab:
             raise RequestError(f"tokens to score must be ids from 0 to {self._vocab - 1}, at least one")
         kv, arena = self._scheduler.kv, self._exchange.arena
@@ -233,7 +235,8 @@ class Driver:
             self._exchange.command_scored(tokens[at:end], at, table, n_logits)
             self._await_workers()
             if scored:
-                found.append(_logprobs_of(self._exchange.logits(n_logits, self._vocab), np.asarray(tokens[at + 1 : end + 1])))
+                targets = np.asarray(tokens[at + 1 : end + 1])
+                found.append(_logprobs_of(self._exchange.logits(n_logits, self._vocab), targets))
             at = end
         return np.concatenate(found) if found else np.zeros(0, np.float32)
 

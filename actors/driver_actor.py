@@ -22,7 +22,7 @@ class DriverActor:
     """Everything but `generate` answers once; `generate` streams chunks."""
 
     def __init__(self, model_path: Path, pack_path: Path, config: ModelConfig, plan: Plan, n_threads: int, arena: Arena,
-                 scheduling: dict[str, int], group: Any):  # fmt: skip
+                 scheduling: dict[str, Any], group: Any):  # fmt: skip
         # The workers' processes start while this one still imports.
         from hotneuron.actors.team import RayTeam
 
@@ -52,7 +52,11 @@ class DriverActor:
     async def generate(self, request: Request) -> AsyncIterator[Chunk]:
         chunks: asyncio.Queue[Chunk] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        self._driver.submit(request, lambda chunk: loop.call_soon_threadsafe(chunks.put_nowait, chunk))
+
+        def hand_over(chunk: Chunk) -> None:
+            loop.call_soon_threadsafe(chunks.put_nowait, chunk)
+
+        self._driver.submit(request, hand_over)
         finished = False
         try:
             while not finished:

@@ -53,7 +53,8 @@ class EngineConfig:
         n_workers = 1 + (self.workers if self.workers is not None else (1 if cores > 1 else 0))
         if self.split is not None and len(self.split) != n_workers:
             if self.workers is not None:
-                raise RequestError(f"split has {len(self.split)} shares for {n_workers} workers; give one a worker, the hot one first")
+                shares = f"split has {len(self.split)} shares for {n_workers} workers"
+                raise RequestError(f"{shares}; give one a worker, the hot one first")
             n_workers = len(self.split)
         return n_workers, self.threads or max(1, cores // n_workers)
 
@@ -61,7 +62,15 @@ class EngineConfig:
 class Engine:
     """A running model. Use as a context manager, or call `stop`."""
 
-    def __init__(self, config: ModelConfig, tokenizer: Tokenizer, chat_template: ChatTemplate, driver: Any, group: Any, owns_ray: bool):
+    def __init__(
+        self,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate,
+        driver: Any,
+        group: Any,
+        owns_ray: bool,
+    ):
         self.config, self.tokenizer, self.chat_template = config, tokenizer, chat_template
         self._driver, self._group, self._owns_ray = driver, group, owns_ray
 
@@ -103,7 +112,9 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def generate(self, request: Request) -> Iterator[Chunk]:
@@ -136,7 +147,8 @@ class Engine:
         """Tokens per second, as llama-bench counts: a prompt of random tokens; tokens drawn from an empty context."""
         from random import Random
 
-        random, found = Random(0), {"pp": [], "tg": []}
+        random = Random(0)
+        found: dict[str, list[float]] = {"pp": [], "tg": []}
         for repetition in range(-1, repetitions):  # one to warm up
             if prompt_tokens:
                 t = self._bench_one([random.randrange(self.config.vocab) for _ in range(prompt_tokens)], 1)
@@ -200,7 +212,8 @@ def _arena(config: ModelConfig, plan: Any, engine_config: EngineConfig) -> Any:
     rows = padded(max(engine_config.chunk_tokens, engine_config.max_slots + 16), 8)
     logit_rows = padded(max(LOGIT_ROWS, engine_config.max_slots), 8)
     blocks = plan.context_tokens // 16 + 2
-    return Arena(plan.n_workers, rows, engine_config.max_slots, blocks, logit_rows, padded(config.hidden, 16), padded(config.vocab, 16))
+    width, vocab = padded(config.hidden, 16), padded(config.vocab, 16)
+    return Arena(plan.n_workers, rows, engine_config.max_slots, blocks, logit_rows, width, vocab)
 
 
 def _start_ray(n_cpus: int, arena_bytes: int) -> bool:
@@ -211,7 +224,7 @@ def _start_ray(n_cpus: int, arena_bytes: int) -> bool:
 
     if ray.is_initialized():
         return False
-    quiet = {"logging_level": "ERROR", "log_to_driver": False}
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**quiet)
         return True
@@ -226,7 +239,9 @@ def _stop_ray() -> None:
     ray.shutdown()
 
 
-def _start_actors(engine_config: EngineConfig, config: ModelConfig, pack_path: Path, plan: Any, arena: Any, n_threads: int) -> tuple[Any, Any]:
+def _start_actors(
+    engine_config: EngineConfig, config: ModelConfig, pack_path: Path, plan: Any, arena: Any, n_threads: int
+) -> tuple[Any, Any]:
     import ray
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -240,7 +255,7 @@ def _start_actors(engine_config: EngineConfig, config: ModelConfig, pack_path: P
         "lease_steps": engine_config.lease_steps,
     }
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-    driver = DriverActor.options(num_cpus=1, scheduling_strategy=strategy, max_concurrency=1000).remote(
+    driver = DriverActor.options(num_cpus=1, scheduling_strategy=strategy, max_concurrency=1000).remote(  # type: ignore[attr-defined]
         engine_config.model_path, pack_path, config, plan, n_threads, arena, scheduling, group
     )
     try:

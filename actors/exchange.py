@@ -1,7 +1,8 @@
 """The exchange: an arena in Ray's object store, written by every process that holds its ObjectRef.
 
-A `ray.put` array of more than 100 KB lives in shared memory, and every actor of the node maps the same pages; only NumPy marks
-its view read-only. `attach` proves the sharing with a nonce, so that a worker on another node, which got a copy, is an error.
+A `ray.put` array of more than 100 KB lives in shared memory, and every actor of the node maps the same pages; only
+NumPy marks its view read-only. `attach` proves the sharing with a nonce, so that a worker on another node, which got a
+copy, is an error.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from hotneuron.actors import arena as A
 from hotneuron.actors.arena import Arena
 from hotneuron.actors.batch import Batch
+from hotneuron.actors.messages import SamplingParams
 from hotneuron.kernels import sync
 from hotneuron.kernels.sampling import OUT_BYTES, SAMPLING_BYTES, read_logprobs, write_sampling
 from hotneuron.models.errors import EngineError
@@ -37,12 +39,16 @@ class Exchange:
         self._put(A.MAGIC_AT, A.MAGIC)
         self._put(A.VERSION_AT, A.VERSION)
         self._put(A.NONCE_AT, self.nonce)
-        self._tokens, self._positions, self._row_slots = (self._array(at, arena.max_rows) for at in (arena.tokens, arena.positions, arena.row_slots))
-        self._logit_rows, self._logit_segments = (self._array(at, arena.max_logit_rows) for at in (arena.logit_rows, arena.logit_segments))
+        self._tokens = self._array(arena.tokens, arena.max_rows)
+        self._positions = self._array(arena.positions, arena.max_rows)
+        self._row_slots = self._array(arena.row_slots, arena.max_rows)
+        self._logit_rows = self._array(arena.logit_rows, arena.max_logit_rows)
+        self._logit_segments = self._array(arena.logit_segments, arena.max_logit_rows)
         self._tables = self._array(arena.tables, arena.max_slots * arena.max_blocks).reshape(arena.max_slots, -1)
         self._drawn = self._array(arena.drawn, A.MAX_LEASE * arena.max_slots).reshape(A.MAX_LEASE, -1)
         self._stop_ids = self._array(arena.stop_ids, A.MAX_STOP_IDS)
-        self._histories = [self._array(arena.history_of(slot), A.HISTORY_TOKENS + A.MAX_LEASE) for slot in range(arena.max_slots)]
+        history_tokens = A.HISTORY_TOKENS + A.MAX_LEASE
+        self._histories = [self._array(arena.history_of(slot), history_tokens) for slot in range(arena.max_slots)]
         self._sampling_of: list[object] = [None] * arena.max_slots
 
     def _array(self, at: int, n: int, dtype: type = np.int32) -> np.ndarray:
@@ -116,12 +122,13 @@ class Exchange:
         """End every worker's threads."""
         self._give(A.EXIT, 0, 0, 0, 0)
 
-    def _write_sampling(self, slot: int, sampling: object) -> None:
-        write_sampling(self.address + self.arena.sampling + slot * SAMPLING_BYTES, **asdict(sampling))  # type: ignore[call-overload]
+    def _write_sampling(self, slot: int, sampling: SamplingParams) -> None:
+        write_sampling(self.address + self.arena.sampling + slot * SAMPLING_BYTES, **asdict(sampling))
         self._sampling_of[slot] = sampling
 
     def _give(self, kind: int, n_rows: int, n_segments: int, steps: int, n_logits: int) -> None:
-        assert n_rows <= self.arena.max_rows and n_segments <= self.arena.max_slots and n_logits <= self.arena.max_logit_rows
+        assert n_rows <= self.arena.max_rows and n_segments <= self.arena.max_slots
+        assert n_logits <= self.arena.max_logit_rows
         assert steps <= A.MAX_LEASE
         at = self.arena.command // 8
         self._words[at : at + 5] = kind, n_rows, n_segments, steps, n_logits

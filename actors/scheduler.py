@@ -193,7 +193,7 @@ class Scheduler:
         by_age = [*self._running, *self._waiting]
         assert all(a.order < b.order for a, b in pairwise(by_age)), "ages out of order"
         assert set(by_age) == set(self._by_id.values()), "a request is lost"
-        slots = [sequence.slot for sequence in self._running]
+        slots = [sequence.slot for sequence in self._running if sequence.slot is not None]
         assert sorted([*slots, *self._free_slots]) == list(range(self.max_slots)), "a slot is lost or held twice"
         for sequence in self._running:
             assert sequence.status is Status.RUNNING and sequence.n_pending_tokens >= 1

@@ -61,7 +61,7 @@ class RayTeam:
     def _create(self, me: int) -> Any:
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=me + 1)
         options = {"num_cpus": self._n_threads, "scheduling_strategy": strategy, "name": None, "max_concurrency": 2}
-        return WorkerActor.options(**options).remote(*self._args, me, self._n_threads)
+        return WorkerActor.options(**options).remote(*self._args, me, self._n_threads)  # type: ignore[attr-defined]
 
     def start(self) -> None:
         exchange = self._exchange

@@ -40,7 +40,8 @@ class Worker:
         address = attach(memory, arena, nonce)
         if self._tables is None or self._tables.p[program.ARENA] != address:
             deadline_ns = knobs.DEADLINE_MS.get() * 1_000_000
-            self._tables = tables.build(self.pack, self.config, self.plan, self.me, self.n_threads, arena, address, deadline_ns)
+            shard = self.pack, self.config, self.plan, self.me, self.n_threads
+            self._tables = tables.build(*shard, arena, address, deadline_ns)
         self._memory = memory  # NOTE the object store frees the arena when its last reader goes
         t = self._tables
         ctypes.memset(t.states, 0, 64 * self.n_threads)
@@ -49,7 +50,8 @@ class Worker:
         pid_at.value = os.getpid()
         self.codes = []
         self._threads = [
-            threading.Thread(target=self._run, args=(i,), name=f"hotneuron-{self.me}-{i}", daemon=True) for i in range(self.n_threads)
+            threading.Thread(target=self._run, args=(i,), name=f"hotneuron-{self.me}-{i}", daemon=True)
+            for i in range(self.n_threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -70,7 +72,7 @@ class Worker:
         return True
 
     def trace(self) -> dict[str, float]:
-        """Seconds that this worker's first thread spent in each phase since the last call; the first call switches it on."""
+        """Seconds that the first thread spent in each phase since the last call; the first call switches it on."""
         assert self._tables is not None
         if self._trace is None:
             self._trace = np.zeros(program.N_PHASES, np.int64)

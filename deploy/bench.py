@@ -6,6 +6,7 @@ import statistics
 from typing import Annotated, Any
 
 import typer
+
 from hotneuron.deploy import options as opt
 from hotneuron.deploy.console import note, print_json
 from hotneuron.models.errors import RequestError
@@ -35,7 +36,7 @@ def bench(
             steps(f"measuring {repetitions} times", 0, None)
             rates = engine.bench(prompt_tokens, generate_tokens, repetitions)
         engine_facts = engine.describe()
-    result = {
+    result: dict[str, Any] = {
         "model": model,
         "pp": summary(prompt_tokens, rates["pp"]),
         "tg": summary(generate_tokens, rates["tg"]),

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from hotneuron.deploy import options as opt
 from hotneuron.deploy.console import note, one_line
 from hotneuron.models.errors import RequestError

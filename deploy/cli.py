@@ -9,6 +9,7 @@ import sys
 import traceback
 
 import typer
+
 from hotneuron.deploy.bench import bench
 from hotneuron.deploy.chat import chat
 from hotneuron.deploy.console import note, one_line

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import typer
+
 from hotneuron.deploy import options as opt
 from hotneuron.deploy.console import human_bytes, print_json
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+
 from hotneuron.deploy import options as opt
 from hotneuron.deploy.console import Steps, human_bytes, note, print_json
 

@@ -11,6 +11,7 @@ from typing import Any
 def describe() -> dict[str, Any]:
     """Processor, instruction path, cores, memory in bytes, and the versions that matter for speed."""
     import psutil
+
     from hotneuron.kernels import cpu
 
     return {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from hotneuron.models.errors import NotFoundError, RequestError
 
 if TYPE_CHECKING:

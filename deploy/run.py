@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from hotneuron.deploy import options as opt
 from hotneuron.deploy.console import note, print_json
 from hotneuron.models.errors import RequestError

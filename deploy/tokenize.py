@@ -6,6 +6,7 @@ import sys
 from typing import Annotated
 
 import typer
+
 from hotneuron.deploy import options as opt
 from hotneuron.deploy.console import Steps, print_json
 

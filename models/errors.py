@@ -1,4 +1,4 @@
-"""The tree of errors that users, files and machines can cause. Each message names the thing, the value and the remedy."""
+"""The tree of errors that users, files and machines can cause: each names the thing, the value and the remedy."""
 
 from __future__ import annotations
 

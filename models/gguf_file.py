@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from hotneuron.models.errors import ModelFileError, NotFoundError
 from hotneuron.models.gguf_header import Header, TensorInfo, parse_header
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+
 from hotneuron.models.errors import ModelFileError
 
 Buffer = Any  # bytes or mmap: slices are bytes

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from hotneuron.models.architectures.architecture import Architecture, Presence
 from hotneuron.models.architectures.registry import ARCHITECTURES
 from hotneuron.models.dequantize import dequantize
 from hotneuron.models.errors import UnsupportedError
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.metadata import Metadata
-from hotneuron.models.rope import RopeConfig
+from hotneuron.models.rope import RopeConfig, Scaling
 from hotneuron.models.tensor_table import ROPE_FACTORS, VECTOR_TYPES, check_tensors
 
 MAX_LAYERS = 1024
@@ -22,6 +23,7 @@ MAX_FFN = 1 << 20
 MAX_VOCAB = 1 << 22
 MAX_CONTEXT_TOKENS = 1 << 24
 MIN_ROPE_FACTOR, MAX_ROPE_FACTOR = 1e-3, 1e6
+_SCALINGS: dict[str, Scaling] = {"none": "none", "linear": "linear", "yarn": "yarn"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +120,10 @@ def _rope(metadata: Metadata, architecture: Architecture, head_dim: int, context
         metadata.fail(".rope.dimension_count", f"{dims} is odd; RoPE needs pairs")
     freq_factors = _freq_factors(metadata, dims)
     # Without a type, llama.cpp takes the factor as linear; `rope.scale_linear` is the factor's old name. 0 is none.
-    scaling = metadata.text(".rope.scaling.type", default="linear")
-    if scaling not in ("none", "linear", "yarn"):
-        raise UnsupportedError(f"{file.path}: RoPE scaling {scaling[:60]!r}; supported are none, linear, yarn")
+    named = metadata.text(".rope.scaling.type", default="linear")
+    scaling = _SCALINGS.get(named)
+    if scaling is None:
+        raise UnsupportedError(f"{file.path}: RoPE scaling {named[:60]!r}; supported are {', '.join(_SCALINGS)}")
     factor_key = ".rope.scaling.factor" if metadata.has(".rope.scaling.factor") else ".rope.scale_linear"
     factor = metadata.real(factor_key, 0.0, MAX_ROPE_FACTOR, default=0.0) or 1.0
     if factor < MIN_ROPE_FACTOR:

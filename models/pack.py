@@ -2,9 +2,10 @@
 
     magic "HNPK", u32 layout version, u64 header bytes, JSON header (source key, table of matrices and vectors), data
 
-Matrices are tiles (see `kernels.formats`), vectors f32 padded to 64; each begins on a page. Three re-layings make the kernels
-simpler and change no result: heads are padded to a multiple of 16 dimensions, the rows of q and k whose RoPE pairs are
-neighbours are reordered so that pairs lie half a head apart, and the FFN is padded to a multiple of 64 neurons.
+Matrices are tiles (see `kernels.formats`), vectors f32 padded to 64; each begins on a page. Three re-layings make the
+kernels simpler and change no result: heads are padded to a multiple of 16 dimensions, the rows of q and k whose RoPE
+pairs are neighbours are reordered so that pairs lie half a head apart, and the FFN is padded to a multiple of 64
+neurons.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ def ensure_pack(file: GGUFFile, config: ModelConfig, progress: Progress | None =
         _write(part, file, config, progress or (lambda *_: None))
         os.replace(part, path)
     except OSError as error:
-        raise StorageError(f"{path}: cannot write the pack: {error.strerror}; free space there or set HOTNEURON_CACHE") from None
+        problem = f"cannot write the pack: {error.strerror}; free space there or set HOTNEURON_CACHE"
+        raise StorageError(f"{path}: {problem}") from None
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
@@ -159,8 +161,8 @@ def _tiles(file: GGUFFile, name: str, role: str, config: ModelConfig) -> tuple[M
     raw, type_ = file.raw(name).reshape(rows, -1), T(info.type)
     if role.endswith("attn_output") and head_width(config) != config.head_dim:
         # Padded heads make new columns, which blocks of 32 cannot follow: keep this one in floats.
-        values = dequantize(file.raw(name), type_, info.shape).reshape(rows, config.n_heads, config.head_dim)
-        values = np.pad(values, ((0, 0), (0, 0), (0, head_width(config) - config.head_dim))).reshape(rows, -1)
+        heads = dequantize(file.raw(name), type_, info.shape).reshape(rows, config.n_heads, config.head_dim)
+        values = np.pad(heads, ((0, 0), (0, 0), (0, head_width(config) - config.head_dim))).reshape(rows, -1)
         raw, type_, columns = np.ascontiguousarray(values).view(np.uint8), T.F32, values.shape[1]
     # NOTE a row of zero bytes has scale 0 in every block format, so it is a row of zeros.
     raw = _gather(raw, _row_order(role, config))
@@ -193,7 +195,7 @@ def _write(path: Path, file: GGUFFile, config: ModelConfig, progress: Progress) 
         for role, entry, data in _parts(file, config):
             kind = "matrices" if isinstance(entry, Matrix) else "vectors"
             table[kind][role] = asdict(entry) | {"offset_bytes": offset}
-            out.write(memoryview(data))
+            out.write(data.data)
             offset = formats.padded(offset + data.nbytes, PAGE)
             out.seek(offset)
             done += file.tensors[names[role]].n_bytes

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+
 from hotneuron.models.architectures.architecture import Pairing
+
+Scaling = Literal["none", "linear", "yarn", "llama3"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,7 @@ class RopeConfig:
     dims: int  # of each head, from its start; the rest is not turned
     theta: float
     style: Pairing
-    scaling: Literal["none", "linear", "yarn", "llama3"] = "none"
+    scaling: Scaling = "none"
     factor: float = 1.0  # context extension; positions are divided by it
     original_context_tokens: int = 0
     ext_factor: float = 1.0  # YaRN: share of extrapolation

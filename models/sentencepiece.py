@@ -72,9 +72,10 @@ class SentencePieceMerger:
 def _byte_ids(vocabulary: Vocabulary) -> list[int]:
     ids = vocabulary.ids
     found = [ids.get(f"<0x{byte:02X}>", ids.get(chr(byte)) if byte < 128 else None) for byte in range(256)]
-    if None in found and vocabulary.unk is None:
+    unk = vocabulary.unk
+    if unk is None and None in found:
         fail(vocabulary.source, "tokens", f"has neither <0x{found.index(None):02X}> nor an unknown token")
-    return [vocabulary.unk if index is None else index for index in found]
+    return [found_id for index in found if (found_id := unk if index is None else index) is not None]
 
 
 def _words_are_separate(ids: dict[str, int]) -> bool:

@@ -15,6 +15,17 @@ from datetime import datetime
 from functools import wraps
 from typing import Any
 
+from jinja2 import TemplateError, Undefined, nodes, pass_context, pass_environment
+from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import make_attrgetter
+from jinja2.runtime import Context, LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+from markupsafe import escape
+
 from hotneuron.models.template_limits import (
     MAX_INT_BITS,
     LimitError,
@@ -26,16 +37,6 @@ from hotneuron.models.template_limits import (
     text_of,
     weigh,
 )
-from jinja2 import TemplateError, Undefined, nodes, pass_context, pass_environment
-from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import make_attrgetter
-from jinja2.runtime import Context, LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
-from markupsafe import escape
 
 _TEXT_METHODS = frozenset(
     "capitalize count endswith find index isalnum isalpha isascii isdecimal isdigit islower isnumeric isspace istitle "

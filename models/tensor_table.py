@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gguf.constants import GGMLQuantizationType
+
 from hotneuron.models.errors import ModelFileError, UnsupportedError
 from hotneuron.models.gguf_file import GGUFFile
 

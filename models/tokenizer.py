@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+
 from hotneuron.models.errors import RequestError, UnsupportedError
 from hotneuron.models.pretokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
 from hotneuron.models.sentencepiece import SentencePieceMerger
@@ -51,6 +52,7 @@ class Tokenizer:
         """
         vocabulary = Vocabulary.from_metadata(md, source)
         sentencepiece = vocabulary.model == SENTENCEPIECE
+        encode_plain: Callable[[str], list[int]]
         if sentencepiece:
             encode_plain, add_bos = SentencePieceMerger(vocabulary, _scores(md, vocabulary)).encode, True
         else:
@@ -71,7 +73,7 @@ class Tokenizer:
         these tokens; without it they are plain text (user-defined tokens are always parsed). Raises RequestError for
         a single word of millions of characters.
         """
-        out = [self.bos] if add_special and self.add_bos else []
+        out = [self.bos] if add_special and self.add_bos and self.bos is not None else []
         after_special = True
         for part in self._partition(_without_surrogates(text), parse_special):
             if isinstance(part, int):
@@ -80,7 +82,7 @@ class Tokenizer:
             else:
                 out += self._encode_plain(" " + part if self._add_space_prefix and after_special else part)
                 after_special = False
-        if add_special and self.add_eos:
+        if add_special and self.add_eos and self.eos is not None:
             out.append(self.eos)
         return out
 

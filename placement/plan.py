@@ -6,6 +6,7 @@ Pure data, solved from a model's sizes and the wanted shares. Worker 0 is the ho
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hotneuron.kernels.attention import head_block_bytes
 from hotneuron.kernels.formats import TILE_ROWS, padded
@@ -60,7 +61,7 @@ def deal(total: int, shares: tuple[float, ...]) -> list[tuple[int, int]]:
         so_far += share
         cuts.append(round(total * so_far / whole))
     cuts[-1] = total
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(pairwise(cuts))
 
 
 def kv_token_bytes(config: ModelConfig, shards: tuple[Shard, ...] | None = None) -> int:
@@ -72,7 +73,9 @@ def kv_token_bytes(config: ModelConfig, shards: tuple[Shard, ...] | None = None)
     return per_head * sum(high - low for low, high in spans)
 
 
-def _weight_bytes(pack: Pack, config: ModelConfig, heads: tuple[int, int], neurons: tuple[int, int], tiles: tuple[int, int]) -> int:
+def _weight_bytes(
+    pack: Pack, config: ModelConfig, heads: tuple[int, int], neurons: tuple[int, int], tiles: tuple[int, int]
+) -> int:
     """Bytes of matrices that a shard reads for every token (the embedding's few rows aside)."""
     shard = Shard(heads, neurons, tiles, 0)
     kv_low, kv_high = shard.kv_heads(config)
@@ -82,7 +85,7 @@ def _weight_bytes(pack: Pack, config: ModelConfig, heads: tuple[int, int], neuro
     shares = {"attn_q": head_share, "attn_output": head_share, "attn_k": kv_share, "attn_v": kv_share}
     total = 0.0
     for role, matrix in pack.matrices.items():
-        layer, _, name = role.partition(".")
+        _, _, name = role.partition(".")
         if name:
             total += matrix.n_bytes * shares.get(name, neuron_share)
     output = pack.matrices["token_embd" if config.tied_embeddings else "output"]
@@ -90,12 +93,13 @@ def _weight_bytes(pack: Pack, config: ModelConfig, heads: tuple[int, int], neuro
 
 
 def solve(pack: Pack, config: ModelConfig, shares: tuple[float, ...], context_tokens: int, kv_tokens: int) -> Plan:
-    """Deal heads, neurons and vocabulary to workers by their shares. Raises RequestError for shares that make no sense."""
+    """Deal heads, neurons and vocabulary to workers by their shares. Raises RequestError for senseless shares."""
     if not shares or any(not (0 <= s < float("inf")) for s in shares) or sum(shares) <= 0:
         raise RequestError(f"split={'/'.join(map(str, shares))}: give one number of at least 0 a worker, not all 0")
     units = padded(config.ffn, NEURON_UNIT) // NEURON_UNIT
     heads = deal(config.n_heads, shares)
     neurons = [(a * NEURON_UNIT, b * NEURON_UNIT) for a, b in deal(units, shares)]
     tiles = deal(padded(config.vocab, TILE_ROWS) // TILE_ROWS, shares)
-    shards = tuple(Shard(h, n, t, _weight_bytes(pack, config, h, n, t)) for h, n, t in zip(heads, neurons, tiles, strict=True))
+    parts = zip(heads, neurons, tiles, strict=True)
+    shards = tuple(Shard(*part, _weight_bytes(pack, config, *part)) for part in parts)
     return Plan(shards, kv_tokens, context_tokens, kv_tokens * kv_token_bytes(config, shards))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from hotneuron.models.catalog import default_model_path as fetched_model_path
 from hotneuron.models.gguf_file import GGUFFile
 

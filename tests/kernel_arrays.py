@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from gguf import GGML_QUANT_SIZES, quants
 from gguf import GGMLQuantizationType as T
+
 from hotneuron.kernels import activations, formats
 
 K_QUANTS = (T.Q4_K, T.Q5_K, T.Q6_K)

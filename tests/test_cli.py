@@ -63,7 +63,6 @@ def test_help_of_a_verb(verb: str) -> None:
         (("run", "-p", "x", "--temp", "nan"), "temperature"),
         (("run", "-p", "x", "--top-p", "2"), "top_p"),
         (("run", "-p", "x", "--split", "a/b"), "--split"),
-        (("run", "-p", "x", "--exchange", "pigeon"), "shm or ray"),
         (("run", "-p", "x", "--logit-bias", "five"), "--logit-bias"),
         (("run", "-f", "/no/such/prompt"), "/no/such/prompt"),
         (("perplexity", "-f", "/no/such/text"), "/no/such/text"),

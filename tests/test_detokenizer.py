@@ -6,12 +6,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from hotneuron.models.detokenizer import StopMatcher, StreamDecoder
 from hotneuron.models.errors import RequestError
 from hotneuron.models.tokenizer import Tokenizer
 from hotneuron.models.vocabulary import BYTE_OF_CHAR
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 # Token id = byte, then a two-character token whose bytes cut a character in half, then a control token.
 HALVES = "".join({byte: char for char, byte in BYTE_OF_CHAR.items()}[byte] for byte in b"a\xf0\x9f")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from hotneuron.kernels import cpu
 
 TESTS = Path(__file__).parent

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as T
 from gguf import quants
-from hotneuron.kernels import formats
 from kernel_arrays import K_QUANTS, TYPES, random_tensor, width_of
+
+from hotneuron.kernels import formats
 
 
 @pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.name)

@@ -9,13 +9,14 @@ import gguf
 import numpy as np
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_model import write_tiny_model
+
 from hotneuron.models.dequantize import dequantize
 from hotneuron.models.errors import ModelFileError, NotFoundError
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.tensor_table import SUPPORTED_TYPES
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from tiny_model import write_tiny_model
 
 WIDE = {"hidden": 256, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64, "ffn": 512}
 

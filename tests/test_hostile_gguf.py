@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 from gguf.constants import GGUFValueType as V
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from tiny_model import write_tiny_model
+
 from hotneuron.models.errors import HotneuronError, ModelFileError, NotFoundError
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.gguf_header import MAX_HEADER_BYTES
 from hotneuron.models.model_config import ModelConfig
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
-from tiny_model import write_tiny_model
 
 U32, U64 = partial(struct.pack, "<I"), partial(struct.pack, "<Q")
 F32, Q4_0 = 0, 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from hotneuron.actors.kv_blocks import KVBlocks
 from hotneuron.actors.messages import Request
 from hotneuron.actors.sequence import Sequence

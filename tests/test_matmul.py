@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as T
-from hotneuron.kernels import activations, formats, matmul
 from kernel_arrays import TYPES, aligned, grouped, packed_tensor, width_of
+
+from hotneuron.kernels import activations, formats, matmul
 
 GUARD = np.float32(-12345)
 
@@ -23,7 +24,8 @@ def multiply(memory, format_id, x, rows, columns, n=None):
     for tile in range(tall // formats.TILE_ROWS):
         w = memory.ctypes.data + tile * formats.tile_bytes(format_id, columns)
         to = y.ctypes.data + 4 * formats.TILE_ROWS * tile
-        matmul.matmul_tile(matmul.tile_address(format_id, n), w, groups.ctypes.data, group_bytes, n, n_groups, wide, to, 4 * tall)
+        kernel, x_at = matmul.tile_address(format_id, n), groups.ctypes.data
+        matmul.matmul_tile(kernel, w, x_at, group_bytes, n, n_groups, wide, to, 4 * tall)
     assert (y[n_groups * n :] == GUARD).all()
     assert not y[:tokens, rows:].any()
     return y[:tokens, :rows].copy()

@@ -6,15 +6,16 @@ import math
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_model import write_tiny_model
+
 from hotneuron.models.architectures.registry import ARCHITECTURES
 from hotneuron.models.errors import ModelFileError, UnsupportedError
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.rope import RopeConfig
 from hotneuron.models.tensor_table import SUPPORTED_TYPES, tensor_table
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tiny_model import write_tiny_model
 
 
 @pytest.fixture

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from hotneuron.models.gguf_file import GGUFFile
-from hotneuron.models.model_config import ModelConfig
 from reference_model import forward, load_weights
 from tiny_model import write_tiny_model
+
+from hotneuron.models.gguf_file import GGUFFile
+from hotneuron.models.model_config import ModelConfig
 
 YARN = {"type": "yarn", "factor": 8.0, "original_context_length": 128, "attn_factor": 0.9}
 # Logits 0, 68, 136, 204, 272 after the last of TOKENS, that llama.cpp b11434 computed (F32 weights and KV, one thread)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
 from hotneuron.kernels import sampling
 from hotneuron.kernels.sampling_reference import (
     distribution_reference,
@@ -11,9 +15,6 @@ from hotneuron.kernels.sampling_reference import (
     penalized_reference,
     uniform_reference,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy import stats
 
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 NEUTRAL = {

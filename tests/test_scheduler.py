@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
+
 from hotneuron.actors.batch import Batch
 from hotneuron.actors.kv_blocks import KVBlocks
 from hotneuron.actors.messages import Request

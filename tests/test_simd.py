@@ -6,6 +6,7 @@ import platform
 
 import numpy as np
 import pytest
+
 from hotneuron.kernels.jit import njit
 
 import numba  # isort: skip
@@ -215,7 +216,7 @@ def test_quads(seed):
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names of x86 registers")
 def test_machine_code_stays_within_the_path():
     # Compiled anew: Numba shows no machine code of cached functions.
-    tile = numba.njit(error_model="numpy")(matmul._nibble_tile(4, True, 640).py_func)
+    tile = numba.njit(error_model="numpy")(matmul._nibble_tile(4, True, 640)._pyfunc)
     tile.compile("void(int64, int64, int64, int64, int64)")
     (asm,) = tile.inspect_asm().values()
     assert ("%zmm" in asm) == (PATH == "avx512")

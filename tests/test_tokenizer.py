@@ -12,12 +12,13 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from hotneuron.models.errors import ModelFileError, RequestError, UnsupportedError
 from hotneuron.models.pretokenizers import PRE_TOKENIZERS
 from hotneuron.models.tokenizer import Tokenizer
 from hotneuron.models.vocabulary import BYTE_OF_CHAR
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
 

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from hotneuron.actors.messages import Chunk, Request, SamplingParams
 from hotneuron.deploy import bench, chat, console, options, perplexity
 from hotneuron.deploy.console import one_line
 from hotneuron.models.errors import RequestError
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @given(st.lists(st.integers(0, 99), min_size=8, max_size=120), st.integers(8, 40), st.none() | st.just(100))

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
 from hotneuron.models.dequantize import dequantize
 
 # Sane magnitudes for the f16 scales inside random K-quant blocks: byte offset of each, and its value.
