@@ -18,7 +18,7 @@ from hotneuron.kernels.activations import interleave_block, quantize_32
 from hotneuron.kernels.attention import store_kv
 from hotneuron.kernels.elementwise import add_rows, embed, norm_head, rms_norm, rotate, silu_times
 from hotneuron.kernels.jit import call, njit
-from hotneuron.kernels.matmul import matmul_tile
+from hotneuron.kernels.matmul import AHEAD_BYTES, matmul_tile
 from hotneuron.kernels.memory import get_f32, get_i32, get_i64, put_f32, put_i32, put_i64
 from hotneuron.kernels.sampling import OUT_BYTES, SAMPLING_BYTES
 from hotneuron.kernels.simd import add, load_f32, splat, store_f32
@@ -188,14 +188,14 @@ def _embed_rows(p, thread, n_rows, step):
 
 
 @njit
-def _tile(kernels, format_id, w, int8, floats, columns, n, n_rows, y, y_stride):
+def _tile(kernels, format_id, w, int8, floats, columns, n, n_rows, y, y_stride, ahead):
     """One tile times all rows."""
     kernel = get_i64(kernels + 8 * (GROUP_SIZES * format_id + _size_index(n)))
     n_groups = (n_rows + n - 1) // n
     if format_id < formats.HALF:
-        matmul_tile(kernel, w, int8, _int8_bytes(columns, n), n, n_groups, columns, y, y_stride)
+        matmul_tile(kernel, w, int8, _int8_bytes(columns, n), n, n_groups, columns, y, y_stride, ahead)
     else:
-        matmul_tile(kernel, w, floats, 4 * n * columns, n, n_groups, columns, y, y_stride)
+        matmul_tile(kernel, w, floats, 4 * n * columns, n, n_groups, columns, y, y_stride, ahead)
 
 
 @njit
@@ -210,7 +210,7 @@ def _qkv(p, layer, state, thread, n_rows):
             format_id, w = layer[K_FORMAT], layer[K] + (t - q_tiles) * layer[K_TILE]
         else:
             format_id, w = layer[V_FORMAT], layer[V] + (t - q_tiles - k_tiles) * layer[V_TILE]
-        _tile(p[TILE_KERNELS], format_id, w, p[X8], p[XF], columns, n, n_rows, p[QKV] + 64 * t, p[QKV_STRIDE])
+        _tile(p[TILE_KERNELS], format_id, w, p[X8], p[XF], columns, n, n_rows, p[QKV] + 64 * t, p[QKV_STRIDE], AHEAD_BYTES)
     return _barrier(p, state)
 
 
@@ -320,9 +320,11 @@ def _attention_input(p, layer, state, thread, n_rows):
 def _to_slot(p, state, thread, format_id, w, tile_bytes, int8, floats, columns, n_rows):
     """A product whose rows are the hidden size: my partial sum, into my slot of the next meeting."""
     out = _bank(p, state, 1) + p[ME] * p[SLOT_BYTES]
+    # A shard is a part of each row's columns: what is wanted next is the same part of the next tile.
+    ahead = tile_bytes if p[N_WORKERS] > 1 else AHEAD_BYTES
     low, high = _part((p[WIDTH] + 15) // 16, thread, p[N_THREADS])
     for t in range(low, high):
-        _tile(p[TILE_KERNELS], format_id, w + t * tile_bytes, int8, floats, columns, _group(n_rows), n_rows, out + 64 * t, 4 * p[WIDTH])
+        _tile(p[TILE_KERNELS], format_id, w + t * tile_bytes, int8, floats, columns, _group(n_rows), n_rows, out + 64 * t, 4 * p[WIDTH], ahead)
 
 
 @njit
@@ -339,8 +341,8 @@ def _neurons(p, layer, state, thread, n_rows):
             int8, floats = p[X8] + group * in8, p[XF] + group * inf
             for half in range(2):
                 t = 2 * unit + half
-                _tile(p[TILE_KERNELS], layer[GATE_FORMAT], layer[GATE] + t * layer[GATE_TILE], int8, floats, columns, n, count, gate + 64 * half, 128)
-                _tile(p[TILE_KERNELS], layer[UP_FORMAT], layer[UP] + t * layer[UP_TILE], int8, floats, columns, n, count, up + 64 * half, 128)
+                _tile(p[TILE_KERNELS], layer[GATE_FORMAT], layer[GATE] + t * layer[GATE_TILE], int8, floats, columns, n, count, gate + 64 * half, 128, AHEAD_BYTES)
+                _tile(p[TILE_KERNELS], layer[UP_FORMAT], layer[UP] + t * layer[UP_TILE], int8, floats, columns, n, count, up + 64 * half, 128, AHEAD_BYTES)
             silu_times(gate, up, gate, 32 * count)
             for k in range(count):
                 group = (start + k) // n
@@ -411,7 +413,7 @@ def _logits(p, state, thread, n_logits):
     for t in range(low, high):
         w = p[OUTPUT] + t * p[OUTPUT_TILE]
         out = p[LOGITS] + 64 * (p[VOCAB_TILE] + t)
-        _tile(p[TILE_KERNELS], p[OUTPUT_FORMAT], w, p[X8], p[XF], p[WIDE], n, n_logits, out, 4 * p[LOGIT_STRIDE])
+        _tile(p[TILE_KERNELS], p[OUTPUT_FORMAT], w, p[X8], p[XF], p[WIDE], n, n_logits, out, 4 * p[LOGIT_STRIDE], AHEAD_BYTES)
     return _meet(p, state, thread)
 
 

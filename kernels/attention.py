@@ -14,9 +14,10 @@ import numpy as np
 
 from hotneuron.kernels.elementwise import exp
 from hotneuron.kernels.jit import kernel, njit
-from hotneuron.kernels.memory import get_f32, get_i32
+from hotneuron.kernels.memory import get_i32
 from hotneuron.kernels.simd import (
     add,
+    add_each,
     drop_first,
     fma_each,
     fma_near,
@@ -26,9 +27,10 @@ from hotneuron.kernels.simd import (
     max_lanes,
     maximum,
     mul,
-    put_f16,
+    scatter_f16,
     splat,
     store_each,
+    store_f16,
     store_f32,
     sub,
     sum_lanes,
@@ -50,9 +52,9 @@ def store_kv(block, position, k, v, head_dim):
     lane = position % 16
     from_k = block + 2 * lane
     from_v = block + 32 * head_dim + 2 * head_dim * lane
-    for d in range(head_dim):
-        put_f16(from_k + 32 * d, get_f32(k + 4 * d))
-        put_f16(from_v + 2 * d, get_f32(v + 4 * d))
+    for d in range(0, head_dim, 16):
+        scatter_f16(from_k + 32 * d, 32, load_f32(k + 4 * d))
+        store_f16(from_v + 2 * d, load_f32(v + 4 * d))
 
 
 @njit
@@ -97,24 +99,32 @@ def attend_address(n: int) -> int:
         first_block, end_block = start // 16, last // 16 + 1
         for b in range(first_block, end_block):
             key = cache + get_i32(table + 4 * b) * block_stride
-            acc = zeros_f32(n)
-            for d in range(head_dim):
-                acc = fma_near(acc, load_f16(key + 32 * d), queries + 4 * n * d)
-            store_each(scores + 64 * (b - first_block), stride, acc)
+            even, odd = zeros_f32(n), zeros_f32(n)  # two sums a query: one chain of multiply-adds would wait for itself
+            for d in range(0, head_dim, 2):
+                even = fma_near(even, load_f16(key + 32 * d), queries + 4 * n * d)
+                odd = fma_near(odd, load_f16(key + 32 * d + 32), queries + 4 * n * d + 4 * n)
+            store_each(scores + 64 * (b - first_block), stride, add_each(even, odd))
         for k in range(count):
             position = np.int64(get_i32(positions + 4 * k))
             visible_from = max(position + 1 - window, 0) if window > 0 else 0
             softmax(scores + k * stride, visible_from - 16 * first_block, position + 1 - 16 * first_block, end_block - first_block)
-        for d in range(0, head_dim, 16):
-            acc = zeros_f32(n)
+        d = 0
+        while d < head_dim:
+            pair = d + 32 <= head_dim
+            low, high = zeros_f32(n), zeros_f32(n)
             for b in range(first_block, end_block):
                 value = cache + get_i32(table + 4 * b) * block_stride + 32 * head_dim + 2 * d
                 w = scores + 64 * (b - first_block)
                 for _ in range(16):
-                    acc = fma_each(acc, load_f16(value), w, stride)
+                    low = fma_each(low, load_f16(value), w, stride)
+                    if pair:
+                        high = fma_each(high, load_f16(value + 32), w, stride)
                     value += 2 * head_dim
                     w += 4
-            store_each(out + 4 * d, 4 * head_dim, acc)
+            store_each(out + 4 * d, 4 * head_dim, low)
+            if pair:
+                store_each(out + 4 * d + 64, 4 * head_dim, high)
+            d += 32
 
     _KEPT.append(attend)
     return attend.address

@@ -95,11 +95,16 @@ def copy_row(x, out, width):
 def rotate(x, cos_sin, dims):
     """Rotary embedding in place: element i with i + dims / 2, by angle i; cos_sin: f32 [dims / 2] cosines, then sines."""
     half = dims // 2
-    for i in range(half):
-        a, b = get_f32(x + 4 * i), get_f32(x + 4 * (i + half))
-        c, s = get_f32(cos_sin + 4 * i), get_f32(cos_sin + 4 * (half + i))
-        put_f32(x + 4 * i, a * c - b * s)
-        put_f32(x + 4 * (i + half), a * s + b * c)
+    for i in range(0, half - half % 16, 16):
+        a, b = load_f32(x + 4 * i), load_f32(x + 4 * (i + half))
+        c, s = load_f32(cos_sin + 4 * i), load_f32(cos_sin + 4 * (half + i))
+        store_f32(x + 4 * i, sub(mul(a, c), mul(b, s)))
+        store_f32(x + 4 * (i + half), add(mul(a, s), mul(b, c)))
+    for i in range(half - half % 16, half):
+        e, f = get_f32(x + 4 * i), get_f32(x + 4 * (i + half))
+        g, h = get_f32(cos_sin + 4 * i), get_f32(cos_sin + 4 * (half + i))
+        put_f32(x + 4 * i, e * g - f * h)
+        put_f32(x + 4 * (i + half), e * h + f * g)
 
 
 @njit

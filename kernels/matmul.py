@@ -32,21 +32,21 @@ from hotneuron.kernels.simd import (
     zeros_i32,
 )
 
-# How far ahead of itself a single token's pass asks for weights; hardware prefetchers stop at each 4 KiB page.
+# How far ahead of itself a kernel asks for weights that lie in one stretch; hardware prefetchers stop at each 4 KiB page.
 AHEAD_BYTES = 2304
 
 
 def _nibble_tile(n, has_min, block_bytes):
     lines = block_bytes // 64
 
-    @kernel(5)
-    def tile(w, x, columns, y, y_stride):
+    @kernel(6)
+    def tile(w, x, columns, y, y_stride, ahead):
         scale = x + columns * n
         part = columns // 32 * 4 * n
         acc = zeros_f32(n)
         for _ in range(columns // 64):
             for line in range(lines):
-                prefetch(w + AHEAD_BYTES + 64 * line)
+                prefetch(w + ahead + 64 * line)
             for half in range(2):
                 total = zeros_i32(n) if has_min else splats_i32(n, scale + part)
                 for j in range(4):
@@ -67,14 +67,14 @@ def _nibble_tile(n, has_min, block_bytes):
 def _byte_tile(n, has_min, block_bytes):
     lines = block_bytes // 64
 
-    @kernel(5)
-    def tile(w, x, columns, y, y_stride):
+    @kernel(6)
+    def tile(w, x, columns, y, y_stride, ahead):
         scale = x + columns * n
         part = columns // 32 * 4 * n
         acc = zeros_f32(n)
         for _ in range(columns // 64):
             for line in range(lines):
-                prefetch(w + AHEAD_BYTES + 64 * line)
+                prefetch(w + ahead + 64 * line)
             for half in range(2):
                 total = zeros_i32(n) if has_min else splats_i32(n, scale + 2 * part)
                 for j in range(8):
@@ -91,12 +91,16 @@ def _byte_tile(n, has_min, block_bytes):
 
 
 def _byte_16_tile(n, block_bytes):
-    @kernel(5)
-    def tile(w, x, columns, y, y_stride):
+    lines = block_bytes // 64
+
+    @kernel(6)
+    def tile(w, x, columns, y, y_stride, ahead):
         scale = x + columns * n
         bias = scale + columns // 32 * 16 * n
         acc = zeros_f32(n)
         for _ in range(columns // 64):
+            for line in range(lines):
+                prefetch(w + ahead + 64 * line)
             for quarter in range(4):
                 total = splats_i32(n, bias)
                 for j in range(4):
@@ -115,10 +119,11 @@ def _byte_16_tile(n, block_bytes):
 def _float_tile(n, load, item_bytes):
     step = 16 * item_bytes
 
-    @kernel(5)
-    def tile(w, x, columns, y, y_stride):
+    @kernel(6)
+    def tile(w, x, columns, y, y_stride, ahead):
         acc = zeros_f32(n)
         for _ in range(columns):
+            prefetch(w + ahead)
             acc = fma_near(acc, load(w), x)
             w += step
             x += 4 * n
@@ -129,9 +134,10 @@ def _float_tile(n, load, item_bytes):
 
 @cache
 def tile_address(format_id: int, n: int) -> int:
-    """The compiled kernel for one compute format and group size: tile(w, x, columns, y, y_stride).
+    """The compiled kernel for one compute format and group size: tile(w, x, columns, y, y_stride, ahead).
 
-    w: one tile of 16 rows. x: one group of n tokens (see `activations`). y: n rows of 16 floats, y_stride bytes apart.
+    w: one tile of 16 rows. x: one group of n tokens (see `activations`). y: n rows of 16 floats, y_stride bytes apart. ahead:
+    how many bytes after each weight the one lies that is wanted soon.
     """
     block_bytes = formats.BLOCK_BYTES[format_id]
     match format_id:
@@ -155,10 +161,10 @@ _KEPT: list[object] = []  # NOTE compiled code lives only as long as the object 
 
 
 @njit
-def matmul_tile(tile, w, x, group_bytes, n, n_groups, columns, y, y_stride):
+def matmul_tile(tile, w, x, group_bytes, n, n_groups, columns, y, y_stride, ahead=AHEAD_BYTES):
     """One tile of 16 rows times all groups, by the kernel at address `tile`: y[token][16 rows], tokens y_stride bytes apart."""
     for g in range(n_groups):
-        call(tile, (w, x + g * group_bytes, columns, y + n * g * y_stride, y_stride))
+        call(tile, (w, x + g * group_bytes, columns, y + n * g * y_stride, y_stride, ahead))
 
 
 def matmul_reference(weights: np.ndarray, x: np.ndarray, format_id: int) -> np.ndarray:

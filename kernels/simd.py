@@ -288,6 +288,14 @@ def put_f16(b, address, x):
     _put(b, address, b.extract_element(half, _I32(0)))
 
 
+@_op(types.void(ADDRESS, types.int64, F32))
+def scatter_f16(b, address, stride, v):
+    """Store 16 floats as halves (see `store_f16`), `stride` bytes apart."""
+    halves = _float_to_half(b, v)
+    for i in range(LANES):
+        _put(b, b.add(address, b.mul(stride, _I64(i))), b.extract_element(halves, _I32(i)))
+
+
 @_op(F32(F32, types.int64))
 def keep_first(b, v, n):
     """Lanes 0 to n-1 of v; minus infinity in the others."""
@@ -456,6 +464,12 @@ def scale_each(b, k, integers, address):
 def fma_shared(b, k, acc, x, shared):
     """Token k: x[k] * shared + acc[k]."""
     return _call(b, "llvm.fma.v16f32", _VF, x, shared, acc)
+
+
+@_each
+def add_each(b, k, x, y):
+    """Token k: x[k] + y[k]."""
+    return b.fadd(x, y)
 
 
 @_each
