@@ -18,7 +18,7 @@ import numpy as np
 
 from hotneuron.kernels.jit import njit
 from hotneuron.kernels.memory import get_f32, put_f32, put_i32
-from hotneuron.kernels.simd import absolute, div, load_f32, max_lanes, maximum, mul, splat, store_quads
+from hotneuron.kernels.simd import absolute, load_f32, max_lanes, maximum, mul, splat, store_quads
 
 ONE_127TH = np.float32(1 / 127)
 

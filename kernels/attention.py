@@ -17,10 +17,7 @@ from hotneuron.kernels.jit import kernel, njit
 from hotneuron.kernels.memory import get_i32
 from hotneuron.kernels.simd import (
     add,
-    add_each,
     drop_first,
-    fma_each,
-    fma_near,
     keep_first,
     load_f16,
     load_f32,
@@ -29,13 +26,12 @@ from hotneuron.kernels.simd import (
     mul,
     scatter_f16,
     splat,
-    store_each,
     store_f16,
     store_f32,
     sub,
     sum_lanes,
-    zeros_f32,
 )
+from hotneuron.kernels.tokens import add_each, fma_each, fma_near, store_each, zeros_f32
 
 BLOCK_POSITIONS = 16
 MINUS_INFINITY = np.float32(-np.inf)

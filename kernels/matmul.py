@@ -13,18 +13,12 @@ import numpy as np
 from hotneuron.kernels import formats
 from hotneuron.kernels.activations import quantize_reference
 from hotneuron.kernels.jit import call, kernel, njit
-from hotneuron.kernels.simd import (
+from hotneuron.kernels.simd import high_nibbles, load_bf16, load_f16, load_f32, load_u8, low_nibbles, prefetch
+from hotneuron.kernels.tokens import (
     dot_each,
     dot_each_small,
     fma_near,
     fma_shared,
-    high_nibbles,
-    load_bf16,
-    load_f16,
-    load_f32,
-    load_u8,
-    low_nibbles,
-    prefetch,
     scale_each,
     splats_i32,
     store_each,

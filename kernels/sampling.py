@@ -15,6 +15,7 @@ import struct
 from functools import cache
 
 import numpy as np
+
 from hotneuron.kernels import selection
 from hotneuron.kernels.jit import kernel, njit
 from hotneuron.kernels.memory import get_f32, get_i32, get_i64, put_f32, put_i32, put_i64

@@ -10,14 +10,12 @@ larger logit and, among equals, a lower id, and one integer comparison settles b
 from __future__ import annotations
 
 import numpy as np
+from llvmlite import ir
+
 from hotneuron.kernels.jit import njit
+from hotneuron.kernels.llvm import ADDRESS, F32, I64, call_intrinsic, op
 from hotneuron.kernels.memory import get_f32, get_i32, get_i64, put_f32, put_i64
 from hotneuron.kernels.simd import (
-    _I64,
-    ADDRESS,
-    F32,
-    _call,
-    _op,
     add,
     load_f32,
     max_lanes,
@@ -29,7 +27,6 @@ from hotneuron.kernels.simd import (
     sum_lanes,
     two_to_the,
 )
-from llvmlite import ir
 
 from numba import types  # isort: skip
 
@@ -46,46 +43,46 @@ BLOCK = 16 * _BLOCK_VECTORS
 
 
 def _bits(b, mask):
-    return b.zext(b.bitcast(mask, ir.IntType(16)), _I64)
+    return b.zext(b.bitcast(mask, ir.IntType(16)), I64)
 
 
-@_op(types.int64(F32, F32))
+@op(types.int64(F32, F32))
 def mask_greater(b, x, y):
     """Bit i: x[i] > y[i]; false for NaN."""
     return _bits(b, b.fcmp_ordered(">", x, y))
 
 
-@_op(types.int64(F32, F32))
+@op(types.int64(F32, F32))
 def mask_at_least(b, x, y):
     """Bit i: x[i] >= y[i]; false for NaN."""
     return _bits(b, b.fcmp_ordered(">=", x, y))
 
 
-@_op(types.int64(types.int64))
+@op(types.int64(types.int64))
 def lowest_bit(b, mask):
     """Index of the lowest set bit; mask is not 0."""
-    return _call(b, "llvm.cttz.i64", _I64, mask, ir.Constant(ir.IntType(1), 1))
+    return call_intrinsic(b, "llvm.cttz.i64", I64, mask, ir.Constant(ir.IntType(1), 1))
 
 
-@_op(F32(F32, F32))
+@op(F32(F32, F32))
 def larger(b, x, floor):
     """The larger lane; floor where x is NaN."""
     return b.select(b.fcmp_ordered(">", x, floor), x, floor)
 
 
-@_op(F32(F32, F32))
+@op(F32(F32, F32))
 def smaller(b, x, ceiling):
     """The smaller lane; ceiling where x is NaN."""
     return b.select(b.fcmp_ordered("<", x, ceiling), x, ceiling)
 
 
-@_op(F32(F32, F32, F32))
+@op(F32(F32, F32, F32))
 def zero_unless_greater(b, value, x, limit):
     """value where x > limit, else 0, also where x is NaN."""
     return b.select(b.fcmp_ordered(">", x, limit), value, ir.Constant(value.type, [0.0] * 16))
 
 
-@_op(types.float32(ADDRESS))
+@op(types.float32(ADDRESS))
 def value_at(b, address):
     """The logit at an address: NaN as minus infinity, plus infinity as the largest float."""
     value = b.load(b.inttoptr(address, ir.FloatType().as_pointer()))
@@ -219,10 +216,10 @@ def key_at(row, index):
     return (bits if bits >= 0 else bits ^ 0x7FFFFFFF) << 32 | (_ID_MASK - index)
 
 
-@_op(types.int64(types.int64))
+@op(types.int64(types.int64))
 def index_of(b, key):
     """The index that a key holds."""
-    return b.xor(b.and_(key, _I64(_ID_MASK)), _I64(_ID_MASK))
+    return b.xor(b.and_(key, I64(_ID_MASK)), I64(_ID_MASK))
 
 
 @njit

@@ -10,7 +10,7 @@ import pytest
 from hotneuron.kernels.jit import njit
 
 import numba  # isort: skip
-from hotneuron.kernels import cpu, matmul, simd  # isort: skip
+from hotneuron.kernels import cpu, matmul, simd, tokens  # isort: skip
 from kernel_arrays import aligned
 
 PATH = cpu.path()
@@ -64,16 +64,17 @@ def kept_and_dropped(a, n, to):
 @njit
 def dots(start, u8, s8, ones, to):
     """Four tokens: start + dot products; integers come out as floats, which hold them exactly below 2^24."""
-    acc = simd.dot_each(simd.splats_i32(4, start), simd.load_u8(u8), s8)
-    simd.store_each(to, 64, simd.scale_each(acc, ones))
-    small = simd.dot_each_small(simd.splats_i32(4, start), simd.low_nibbles(simd.load_u8(u8)), s8)
-    small = simd.dot_each_small(small, simd.high_nibbles(simd.load_u8(u8)), s8)
-    simd.store_each(to + 256, 64, simd.scale_each(small, ones))
+    acc = tokens.dot_each(tokens.splats_i32(4, start), simd.load_u8(u8), s8)
+    tokens.store_each(to, 64, tokens.scale_each(acc, ones))
+    small = tokens.dot_each_small(tokens.splats_i32(4, start), simd.low_nibbles(simd.load_u8(u8)), s8)
+    small = tokens.dot_each_small(small, simd.high_nibbles(simd.load_u8(u8)), s8)
+    tokens.store_each(to + 256, 64, tokens.scale_each(small, ones))
 
 
 @njit
 def dots_of_seven_bits(start, u8, s8, ones, to):
-    simd.store_each(to, 64, simd.scale_each(simd.dot_each_small(simd.splats_i32(4, start), simd.load_u8(u8), s8), ones))
+    total = tokens.dot_each_small(tokens.splats_i32(4, start), simd.load_u8(u8), s8)
+    tokens.store_each(to, 64, tokens.scale_each(total, ones))
 
 
 @njit
@@ -217,7 +218,7 @@ def test_quads(seed):
 def test_machine_code_stays_within_the_path():
     # Compiled anew: Numba shows no machine code of cached functions.
     tile = numba.njit(error_model="numpy")(matmul._nibble_tile(4, True, 640)._pyfunc)
-    tile.compile("void(int64, int64, int64, int64, int64)")
+    tile.compile("void(int64, int64, int64, int64, int64, int64)")
     (asm,) = tile.inspect_asm().values()
     assert ("%zmm" in asm) == (PATH == "avx512")
     assert "%ymm" not in asm if PATH == "portable" else "%ymm" in asm or "%zmm" in asm
