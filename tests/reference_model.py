@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,39 +16,48 @@ def load_weights(file: GGUFFile) -> dict[str, np.ndarray]:
     return {name: dequantize(file.raw(name), info.type, info.shape) for name, info in file.tensors.items()}
 
 
-def forward(config: ModelConfig, weights: Mapping[str, np.ndarray], tokens: Sequence[int]) -> np.ndarray:
-    """Logits after each token, f64[n, vocab], of one sequence that starts at position 0."""
+def forward(
+    config: ModelConfig,
+    weights: Mapping[str, np.ndarray],
+    tokens: Sequence[int],
+    see: Callable[[np.ndarray, str], np.ndarray] = lambda rows, name: rows,
+    keep: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
+) -> np.ndarray:
+    """Logits after each token, f64[n, vocab], of one sequence that starts at position 0.
+
+    `see` is what the product with the matrix of that name makes of its input, and `keep` what the KV cache makes of its
+    rows: an engine rounds there.
+    """
     n = len(tokens)
-    embedding = weights["token_embd.weight"]
-    x = embedding[list(tokens)].astype(np.float64)
+    wide = {name: values.astype(np.float64) for name, values in weights.items()}
+
+    def product(rows: np.ndarray, name: str) -> np.ndarray:
+        return see(rows, name) @ wide[name].T
+
+    x = wide["token_embd.weight"][list(tokens)]
     cos, sin = _angles(config, n)
     allowed = _mask(n, config.sliding_window)
     for layer in range(config.n_layers):
-
-        def weight(name: str, prefix: str = f"blk.{layer}.") -> np.ndarray:
-            return weights[prefix + name].astype(np.float64)
-
-        normed = rms_norm(x, weight("attn_norm.weight"), config.norm_eps)
+        name = f"blk.{layer}.".__add__
+        normed = rms_norm(x, wide[name("attn_norm.weight")], config.norm_eps)
         projected = []
         for role, heads in (("attn_q", config.n_heads), ("attn_k", config.n_kv_heads), ("attn_v", config.n_kv_heads)):
-            rows = normed @ weight(f"{role}.weight").T
+            rows = product(normed, name(f"{role}.weight"))
             if config.qkv_bias:
-                rows = rows + weight(f"{role}.bias")
+                rows = rows + wide[name(f"{role}.bias")]
             projected.append(rows.reshape(n, heads, config.head_dim))
         q, k, v = projected
         if config.qk_norm:
-            q = rms_norm(q, weight("attn_q_norm.weight"), config.norm_eps)
-            k = rms_norm(k, weight("attn_k_norm.weight"), config.norm_eps)
+            q = rms_norm(q, wide[name("attn_q_norm.weight")], config.norm_eps)
+            k = rms_norm(k, wide[name("attn_k_norm.weight")], config.norm_eps)
         q, k = rotate(config, q, cos, sin), rotate(config, k, cos, sin)
-        x = x + _attention(q, k, v, allowed).reshape(n, -1) @ weight("attn_output.weight").T
+        x = x + product(_attention(q, keep(k), keep(v), allowed).reshape(n, -1), name("attn_output.weight"))
 
-        normed = rms_norm(x, weight("ffn_norm.weight"), config.norm_eps)
-        gate = normed @ weight("ffn_gate.weight").T
-        up = normed @ weight("ffn_up.weight").T
-        x = x + (gate / (1.0 + np.exp(-gate)) * up) @ weight("ffn_down.weight").T
-    x = rms_norm(x, weights["output_norm.weight"].astype(np.float64), config.norm_eps)
-    output = embedding if config.tied_embeddings else weights["output.weight"]
-    return x @ output.astype(np.float64).T
+        normed = rms_norm(x, wide[name("ffn_norm.weight")], config.norm_eps)
+        gate, up = product(normed, name("ffn_gate.weight")), product(normed, name("ffn_up.weight"))
+        x = x + product(gate / (1.0 + np.exp(-gate)) * up, name("ffn_down.weight"))
+    x = rms_norm(x, wide["output_norm.weight"], config.norm_eps)
+    return product(x, "token_embd.weight" if config.tied_embeddings else "output.weight")
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
