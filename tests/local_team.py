@@ -1,4 +1,4 @@
-"""An engine in this process: the driver, and workers as threads over a plain NumPy arena. No Ray, so it starts in milliseconds."""
+"""An engine in this process: the driver, and workers as threads over a NumPy arena. No Ray, so it starts at once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from kernel_arrays import aligned
+
 from hotneuron.actors import program
 from hotneuron.actors.arena import LINE, MAX_WORKERS, Arena
 from hotneuron.actors.driver import Driver
@@ -24,7 +26,6 @@ from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.pack import Pack, ensure_pack
 from hotneuron.models.tokenizer import Tokenizer
 from hotneuron.placement.plan import Plan, solve
-from kernel_arrays import aligned
 
 GREEDY = SamplingParams(temperature=0)
 LEAVE_S, ANSWER_S = 20.0, 120.0
@@ -195,7 +196,7 @@ def local_engine(
 
 
 def logits_of(engine: LocalEngine, tokens: Sequence[int], rows: int = 32) -> np.ndarray:
-    """Logits after each token, f32 [n, vocab], straight from the workers of an engine that is not started; `rows` at once."""
+    """Logits after each token, f32 [n, vocab], from the workers of an engine that is not started; `rows` at once."""
     engine.team.start()
     found = []
     table = range(-(-len(tokens) // 16))

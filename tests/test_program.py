@@ -1,4 +1,4 @@
-"""The step program: what the workers compute, against NumPy, and the same bits however a batch, a prompt or a team is cut."""
+"""The step program: what the workers compute, against NumPy, and the same bits however prompts and teams are cut."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as T
-from hotneuron.kernels import formats
-from hotneuron.kernels.activations import quantize_reference
-from hotneuron.models.gguf_file import GGUFFile
-from hotneuron.models.model_config import ModelConfig
 from local_team import local_engine, logits_of
 from reference_model import forward
 from tiny_model import write_tiny_model
 
+from hotneuron.kernels import formats
+from hotneuron.kernels.activations import quantize_reference
+from hotneuron.models.gguf_file import GGUFFile
+from hotneuron.models.model_config import ModelConfig
+
+YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 64}
+MIXED = {"attn_k": "F16", "attn_v": "Q6_K", "ffn_up": "Q5_1", "ffn_down": "BF16"}
 WIDE: dict[str, Any] = {"hidden": 256, "ffn": 512, "n_heads": 8, "n_kv_heads": 2}  # for blocks of 256
 FACTORS = np.linspace(1, 8, 16).astype(np.float32)
 MODELS: dict[str, dict[str, Any]] = {
     **{type_.name: {"type": type_.name, **(WIDE if "_K" in type_.name else {})} for type_ in formats.FORMAT_OF},
-    "mixed": {"type": "Q4_0", "types": {"attn_k": "F16", "attn_v": "Q6_K", "ffn_up": "Q5_1", "ffn_down": "BF16"}, **WIDE},
+    "mixed": {"type": "Q4_0", "types": MIXED, **WIDE},
     "untied": {"type": "Q8_0", "tied": False, "types": {"output": "Q6_K", "token_embd": "F16"}, **WIDE},
     "qwen2": {"arch": "qwen2", "type": "Q5_0"},
     "qwen3": {"arch": "qwen3", "type": "F16", "n_heads": 6, "n_kv_heads": 3, "head_dim": 64},
     "window": {"type": "F32", "sliding_window": 20},
-    "yarn": {"arch": "qwen2", "type": "F32", "rope_scaling": {"type": "yarn", "factor": 4.0, "original_context_length": 64}},
+    "yarn": {"arch": "qwen2", "type": "F32", "rope_scaling": YARN},
     "llama3": {"type": "F32", "rope_freqs": FACTORS},
     "linear": {"type": "F16", "rope_scaling": {"type": "linear", "factor": 4.0}},
     "half turned": {"type": "F16", "metadata": {"rope.dimension_count": 16}},
