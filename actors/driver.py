@@ -5,6 +5,7 @@ Everything here runs on one thread, `run`; other threads only put things into it
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -57,6 +58,7 @@ class Driver:
         self._streams: dict[str, Stream] = {}
         self._max_lease = min(scheduler.lease_steps, MAX_LEASE)
         self._recoveries = 0
+        self._failure: str | None = None  # why every request is refused from now on
         self._stopping = False
         self._checked = True
         self.n_steps, self.step_s, self.outside_s = 0, 0.0, 0.0
@@ -98,21 +100,28 @@ class Driver:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._take_inbox()
-            began = time.perf_counter()
-            batch = self._scheduler.schedule()
-            if batch is None:
-                continue
             try:
-                inside = self._step(batch)
-                drawn = self._exchange.drawn(batch)
-                logprobs = self._logprobs(batch, drawn)
-                updates = self._scheduler.complete(batch, drawn)
-                self._recoveries = 0
-                self._emit(updates, logprobs)
-                self._account(batch, drawn, inside, time.perf_counter() - began)
+                self._turn()
             except WorkerLost:
                 self._recover()
+            except Exception as error:  # a defect, but nobody shall wait for ever
+                logging.getLogger(__name__).exception("the driver failed")
+                self._fail(f"the driver failed: {error!r}")
+        self._fail("the engine was stopped")
+
+    def _turn(self) -> None:
+        self._take_inbox()
+        began = time.perf_counter()
+        batch = self._scheduler.schedule()
+        if batch is None:
+            return
+        inside = self._step(batch)
+        drawn = self._exchange.drawn(batch)
+        logprobs = self._logprobs(batch, drawn)
+        updates = self._scheduler.complete(batch, drawn)
+        self._recoveries = 0
+        self._emit(updates, logprobs)
+        self._account(batch, drawn, inside, time.perf_counter() - began)
 
     def _take_inbox(self) -> None:
         """Handle everything that came in; with nothing to compute, sleep until something does."""
@@ -131,7 +140,7 @@ class Driver:
                 elif not self._checked:
                     self._scheduler.check_integrity()
                     self._checked = True
-                elif self._team.has_dead():
+                elif self._failure is None and self._team.has_dead():
                     self._recover()
 
     def _step(self, batch: Batch) -> float:
@@ -176,6 +185,8 @@ class Driver:
     def _accept(self, request: Request, sink: Callable[[Chunk], None]) -> None:
         try:
             worst = max(max(request.prompt), max((token for token, _ in request.sampling.logit_bias), default=0))
+            if self._failure is not None:
+                raise EngineError(self._failure)
             if min(request.prompt) < 0 or worst >= self._vocab:
                 raise RequestError(f"a token id is outside 0 to {self._vocab - 1}")
             self._scheduler.add(request)
@@ -199,15 +210,21 @@ class Driver:
             self._team.start()
             self._scheduler.reset_after_loss()
         except EngineError as error:
-            for request_id, stream in self._streams.items():
-                self._scheduler.finish(request_id, "error")
-                stream.fail(str(error))
-            self._streams.clear()
-            self._stopping = True
+            self._fail(str(error))
+
+    def _fail(self, why: str) -> None:
+        """End every request, and refuse those that come."""
+        self._failure = self._failure or why
+        for request_id, stream in self._streams.items():
+            self._scheduler.finish(request_id, "error")
+            stream.fail(self._failure)
+        self._streams.clear()
 
     def _resolve(self, future: Future[Any], compute: Callable[[], Any]) -> None:
         for _ in range(MAX_RECOVERIES):
             try:
+                if self._failure is not None:
+                    raise EngineError(self._failure)
                 future.set_result(compute())
                 return
             except WorkerLost:
