@@ -1,4 +1,4 @@
-"""Lost workers, in this process: every stream goes on as if nothing had happened, or ends with an error, but never hangs."""
+"""Lost workers, in this process: every stream goes on as if nothing had happened, or ends with an error; none hangs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+from local_team import LocalEngine, ask_for, local_engine
+from tiny_model import write_tiny_model
+
 from hotneuron.actors.messages import SamplingParams
 from hotneuron.kernels.sync import ABORTED, LATE, OK
 from hotneuron.models.errors import EngineError, RequestError
-from local_team import LocalEngine, ask_for, local_engine
-from tiny_model import write_tiny_model
 
 SAMPLED = SamplingParams(temperature=1.2, top_k=0, top_p=1, min_p=0, seed=5, logprobs=2, repeat_penalty=1.1)
 SHAPES = [(5, 300), (40, 200), (130, 250), (1, 300), (77, 120)]
