@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hotneuron.actors.client import Client
 from hotneuron.actors.messages import Chunk, Request, SamplingParams
 from hotneuron.models.chat_template import ChatTemplate
 from hotneuron.models.errors import EngineError, RequestError
@@ -73,6 +74,7 @@ class Engine:
     ):
         self.config, self.tokenizer, self.chat_template = config, tokenizer, chat_template
         self._driver, self._group, self._owns_ray = driver, group, owns_ray
+        self._client = Client(driver)
 
     @classmethod
     def start(cls, engine_config: EngineConfig, on_progress: Progress | None = None) -> Engine:
@@ -119,19 +121,24 @@ class Engine:
 
     def generate(self, request: Request) -> Iterator[Chunk]:
         """Chunks as they come. Raises EngineError if the engine dies; a refused request raises RequestError."""
-        import ray
-
+        inbox = self._client.submit(request)
+        finished = False
         try:
-            for ref in self._driver.generate.options(num_returns="streaming").remote(request):
-                chunk = ray.get(ref)
-                if chunk.finish_reason == "error":
-                    raise RequestError(chunk.error)
-                yield chunk
-        except ray.exceptions.RayError as error:
-            raise EngineError(f"the driver failed: {str(error).splitlines()[0]}") from None
+            while not finished:
+                item = inbox.get()
+                if isinstance(item, BaseException):
+                    raise item
+                finished = item.finish_reason is not None
+                if item.finish_reason == "error":
+                    raise RequestError(item.error)
+                yield item
+        finally:
+            if not finished:
+                self._client.cancel(request.request_id)
 
     def cancel(self, request_id: str) -> None:
-        self._driver.cancel.remote(request_id)
+        """End a request; its last chunk has the reason "cancel"."""
+        self._client.cancel(request_id)
 
     def score(self, tokens: ListLike[int], first: int) -> Any:
         """Log-probabilities of tokens[first + 1:], f32, each given all tokens before it."""
@@ -178,6 +185,7 @@ class Engine:
         """End the actors, and Ray if this engine started it."""
         import ray
 
+        self._client.close()
         if self._owns_ray:
             _stop_ray()
             return
@@ -219,6 +227,7 @@ def _arena(config: ModelConfig, plan: Any, engine_config: EngineConfig) -> Any:
 def _start_ray(n_cpus: int, arena_bytes: int) -> bool:
     """Join the running Ray if this process or RAY_ADDRESS names one, else start a private one; whether we did."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # no call may start a second Ray behind our back
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
