@@ -27,8 +27,7 @@ class Client:
 
     def submit(self, request: Request) -> Inbox:
         """Send a request; its chunks arrive in the inbox, or an EngineError if the driver dies."""
-        inbox: CLOSE_S = 2.0
-Inbox = queue.SimpleQueue()
+        inbox: Inbox = queue.SimpleQueue()
         with self._lock:
             if self._failure is not None:
                 raise self._failure
