@@ -250,6 +250,8 @@ class Scheduler:
         """How many steps all sequences can take before the driver must look again; allocates their blocks."""
         sequences = [segment.sequence for segment in segments]
         n_steps = min(self.lease_steps, min(sequence.n_remaining_tokens for sequence in sequences))
+        if any(sequence.n_generated_tokens == 0 for sequence in sequences):
+            n_steps = 1  # somebody waits for a first token
         while n_steps > 1 and self.kv.n_available_blocks < sum(
             self.kv.n_missing_blocks(sequence, sequence.n_computed_tokens + n_steps) for sequence in sequences
         ):

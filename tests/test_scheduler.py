@@ -314,10 +314,11 @@ class TestLease:
         bench.step()
         assert (sequence.n_tokens, sequence.n_computed_tokens) == (12, 11)
 
-    def test_one_token_prompt_may_decode_at_once(self):
-        """A prompt of one pending token is a decode row, so its first batch may be a full lease."""
+    def test_first_token_is_not_held_back_by_a_lease(self):
+        """A prompt of one pending token is a decode row, but who waits for a first token gets it after one step."""
         bench = Bench()
         bench.add([1], max_tokens=20, ignore_eos=True)
+        assert bench.step().lease_steps == 1
         assert bench.step().lease_steps == 8
         bench.drain()
 
