@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hotneuron.actors import program as P
+from hotneuron.actors import fields as P
 from hotneuron.actors.arena import WORKERS_AT, Arena
 from hotneuron.kernels import formats
 from hotneuron.kernels.activations import group_bytes

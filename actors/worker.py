@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hotneuron.actors import program, tables
+from hotneuron.actors import fields, program, tables
 from hotneuron.actors.arena import LINE, WORKERS_AT, Arena
 from hotneuron.actors.exchange import attach
 from hotneuron.kernels import knobs
@@ -38,14 +38,14 @@ class Worker:
         """Attach to an arena and begin to take its commands; returns this process's id."""
         self.join(0)
         address = attach(memory, arena, nonce)
-        if self._tables is None or self._tables.p[program.ARENA] != address:
+        if self._tables is None or self._tables.p[fields.ARENA] != address:
             deadline_ns = knobs.DEADLINE_MS.get() * 1_000_000
             shard = self.pack, self.config, self.plan, self.me, self.n_threads
             self._tables = tables.build(*shard, arena, address, deadline_ns)
         self._memory = memory  # NOTE the object store frees the arena when its last reader goes
         t = self._tables
         ctypes.memset(t.states, 0, 64 * self.n_threads)
-        ctypes.memset(int(t.p[program.TEAM]), 0, 64)
+        ctypes.memset(int(t.p[fields.TEAM]), 0, 64)
         pid_at = ctypes.c_int64.from_address(address + WORKERS_AT + LINE * self.me + 8)
         pid_at.value = os.getpid()
         self.codes = []
@@ -75,9 +75,9 @@ class Worker:
         """Seconds that the first thread spent in each phase since the last call; the first call switches it on."""
         assert self._tables is not None
         if self._trace is None:
-            self._trace = np.zeros(program.N_PHASES, np.int64)
-            self._tables.p[program.TRACE] = self._trace.ctypes.data
-        seconds = dict(zip(program.PHASES, (self._trace / 1e9).tolist(), strict=False))
+            self._trace = np.zeros(fields.N_PHASES, np.int64)
+            self._tables.p[fields.TRACE] = self._trace.ctypes.data
+        seconds = dict(zip(fields.PHASES, (self._trace / 1e9).tolist(), strict=False))
         self._trace[:] = 0
         return seconds
 

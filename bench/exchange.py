@@ -18,27 +18,27 @@ import numpy as np
 import ray
 import report
 
-from hotneuron.actors import arena, program
+from hotneuron.actors import arena, fields
+from hotneuron.actors.meeting import add_partials, bank, meet
 from hotneuron.kernels.jit import njit
 from hotneuron.kernels.simd import load_f32, store_f32
 from hotneuron.kernels.sync import OK, now_ns
 
 TARGETS_US = {4096: 6.0}
 _DEADLINE_NS = 5_000_000_000
-_meet, _bank, _add_partials = program._meet, program._bank, program._add_partials
 
 
 @njit
 def _meetings(p, state, partial, x, times_ns):
     for n in range(len(times_ns)):
         start_ns = now_ns()
-        slot = _bank(p, state, 1) + p[program.ME] * p[program.SLOT_BYTES]
-        for i in range(0, 4 * p[program.WIDTH], 64):
+        slot = bank(p, state, 1) + p[fields.ME] * p[fields.SLOT_BYTES]
+        for i in range(0, 4 * p[fields.WIDTH], 64):
             store_f32(slot + i, load_f32(partial + i))
-        code = _meet(p, state, 0)
+        code = meet(p, state, 0)
         if code != OK:
             return code
-        _add_partials(p, state, 0, 3, x)
+        add_partials(p, state, 0, 3, x)
         times_ns[n] = now_ns() - start_ns
     return OK
 
@@ -55,13 +55,13 @@ def our_meetings_us(width: int, count: int) -> np.ndarray:
     partials[:width], partials[width:] = 1, 2
 
     def body(me: int) -> None:
-        p = np.zeros(program.P_SIZE, np.int64)
-        p[program.ARENA] = base + at["header"]
-        p[program.COUNTERS] = base + at["counters"]
-        p[program.SLOTS] = base + at["slots"]
-        p[program.BANK_BYTES], p[program.SLOT_BYTES] = 2 * slot_bytes, slot_bytes
-        p[program.N_WORKERS], p[program.ME], p[program.N_THREADS], p[program.WIDTH] = 2, me, 1, width
-        p[program.DEADLINE_NS] = _DEADLINE_NS
+        p = np.zeros(fields.P_SIZE, np.int64)
+        p[fields.ARENA] = base + at["header"]
+        p[fields.COUNTERS] = base + at["counters"]
+        p[fields.SLOTS] = base + at["slots"]
+        p[fields.BANK_BYTES], p[fields.SLOT_BYTES] = 2 * slot_bytes, slot_bytes
+        p[fields.N_WORKERS], p[fields.ME], p[fields.N_THREADS], p[fields.WIDTH] = 2, me, 1, width
+        p[fields.DEADLINE_NS] = _DEADLINE_NS
         state, mine = base + at["state"] + me * arena.LINE, me * slot_bytes
         codes[me] = _meetings(p, state, partials.ctypes.data + mine, rows.ctypes.data + mine, times_ns[me])
 

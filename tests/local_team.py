@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from kernel_arrays import aligned
 
-from hotneuron.actors import program
+from hotneuron.actors import fields
 from hotneuron.actors.arena import LINE, MAX_WORKERS, Arena
 from hotneuron.actors.driver import Driver
 from hotneuron.actors.exchange import Exchange
@@ -75,7 +75,7 @@ class LocalTeam:
         nowhere = self._silent.setdefault(me, aligned(LINE * MAX_WORKERS))
         tables = self.workers[me]._tables
         assert tables is not None
-        tables.p[program.COUNTERS] = nowhere.ctypes.data
+        tables.p[fields.COUNTERS] = nowhere.ctypes.data
 
     def kill(self, me: int) -> None:
         """As the driver sees a worker whose process has ended."""

@@ -1,0 +1,50 @@
+"""The words of the step program's two tables, by name, and the constants that its parts share.
+
+`p` is int64, one a worker: where the arena, the shard, the weights and the worker's memory lie. `layers` is int64
+[layer][...].
+"""
+
+# `p`: sizes of the engine.
+(
+    ARENA, N_WORKERS, ME, N_THREADS, TEAM, DEADLINE_NS, COUNTERS, COMMAND, SEGMENTS, STOP_IDS, TOKENS, POSITIONS,
+    ROW_SLOTS,
+    LOGIT_ROWS, LOGIT_SEGMENTS, TABLES, SAMPLING, HISTORY, DRAWN, LOGPROBS, LOGITS, SLOTS, BANK_BYTES, SLOT_BYTES,
+    MAX_SLOTS,
+    MAX_BLOCKS, HIDDEN, WIDTH, WIDE, VOCAB, LOGIT_STRIDE, N_LAYERS, HEAD_DIM, HEAD, ROPE_DIMS, ROPE, QUERY_SCALE,
+    EPS, WINDOW,
+    GROUP_HEADS, ATTENTION_MASK, FFN_MASK,
+    # The shard.
+    FIRST_HEAD, LAST_HEAD, FIRST_KV, LAST_KV, Q_TILES, K_TILES, O_COLUMNS, O_SKEW, NEURON_UNITS, VOCAB_TILE,
+    VOCAB_TILES,
+    # Weights outside the layers.
+    EMBEDDING, EMBEDDING_FORMAT, EMBEDDING_TILE, OUTPUT_NORM, OUTPUT, OUTPUT_FORMAT, OUTPUT_TILE,
+    # Memory of the worker.
+    X, X8, XF, QKV, QKV_STRIDE, ATTENTION, A8, AF, H8, HF, KV, KV_LAYER_BYTES, KV_BLOCK_BYTES, KV_HEAD_BYTES,
+    # Memory of a thread: base and size of its stretch, then offsets in it.
+    THREAD, THREAD_BYTES, T_ROW, T_QUERIES, T_POSITIONS, T_HEADS, T_SCORES, SCORES_STRIDE, T_GATE, T_UP, T_SAMPLE,
+    # Compiled kernels: int64 addresses [format][group size], [group size], and one.
+    TILE_KERNELS, ATTEND_KERNELS, SAMPLE_KERNEL,
+    TRACE,
+    P_SIZE,
+) = range(90)  # fmt: skip
+
+# `layers`: a matrix is its address, format and bytes from tile to tile.
+(
+    ATTN_NORM, FFN_NORM, Q, Q_FORMAT, Q_TILE, K, K_FORMAT, K_TILE, V, V_FORMAT, V_TILE, O, O_FORMAT, O_TILE, GATE,
+    GATE_FORMAT,
+    GATE_TILE, UP, UP_FORMAT, UP_TILE, DOWN, DOWN_FORMAT, DOWN_TILE, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM,
+    QKV_INPUT, O_INPUT,
+    FFN_INPUT, DOWN_INPUT, LAYER_SIZE,
+) = range(33)  # fmt: skip
+
+INT8, FLOATS = 1, 2  # what a phase's input must be made as: bits of QKV_INPUT ...
+GROUP_SIZES = 3
+SUB_BATCH = 64  # rows that pass through gate and up together, so that their products stay in the first cache
+UNIT = 32  # neurons of two tiles
+
+# Phases of a step, as `TRACE` counts their nanoseconds (int64 [phase]; first thread of each worker).
+(
+    EMBED, NORM, QKV_PRODUCT, ROTATE, ATTEND, O_PRODUCT, MEETING, NEURONS, DOWN_PRODUCT, HEAD_PRODUCT, DRAWING,
+    N_PHASES,
+) = range(12)
+PHASES = ("embed", "norm", "qkv", "rotate", "attention", "output", "exchange", "gate_up", "down", "head", "sample")

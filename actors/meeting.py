@@ -1,0 +1,101 @@
+"""Where threads and workers meet in the step program, and what they find there.
+
+A thread's `state` is 64 bytes of its own: barriers passed, meetings passed, a timespec, its last mark.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hotneuron.actors import arena as A
+from hotneuron.actors.fields import (
+    ARENA,
+    BANK_BYTES,
+    COUNTERS,
+    DEADLINE_NS,
+    ME,
+    N_THREADS,
+    N_WORKERS,
+    SLOT_BYTES,
+    SLOTS,
+    TEAM,
+    TRACE,
+    WIDTH,
+)  # fmt: skip
+from hotneuron.kernels.jit import njit
+from hotneuron.kernels.memory import get_i64, put_i64
+from hotneuron.kernels.simd import add, load_f32, splat, store_f32
+from hotneuron.kernels.sync import OK, now_ns, store_release, team_barrier, wait_for
+
+
+@njit
+def barrier(p, state):
+    turn = get_i64(state) + 1
+    put_i64(state, turn)
+    return team_barrier(p[TEAM], p[N_THREADS], turn, p[ARENA] + A.ABORT_AT, p[DEADLINE_NS])
+
+
+@njit
+def meet(p, state, thread):
+    """All threads of all workers have arrived, and what each worker wrote to its slot may be read."""
+    code = barrier(p, state)
+    if code != OK:
+        return code
+    number = get_i64(state + 8) + 1
+    put_i64(state + 8, number)
+    if thread == 0:
+        store_release(p[COUNTERS] + A.LINE * p[ME], number)
+    for w in range(p[N_WORKERS]):
+        if w != p[ME]:
+            code = wait_for(p[COUNTERS] + A.LINE * w, number, p[ARENA] + A.ABORT_AT, p[DEADLINE_NS])
+            if code != OK:
+                return code
+    return OK
+
+
+@njit
+def bank(p, state, ahead):
+    """The bank of the last meeting (ahead = 0) or of the next one (1)."""
+    return p[SLOTS] + ((get_i64(state + 8) + ahead) & 1) * p[BANK_BYTES]
+
+
+@njit
+def add_partials(p, state, row, mask, x):
+    """x += the sum of the slots of the workers in `mask`, added in the order of the workers."""
+    first = bank(p, state, 0) + row * 4 * p[WIDTH]
+    for i in range(0, 4 * p[WIDTH], 64):
+        total = splat(np.float32(0))
+        for w in range(p[N_WORKERS]):
+            if mask >> w & 1:
+                total = add(total, load_f32(first + w * p[SLOT_BYTES] + i))
+        store_f32(x + i, add(load_f32(x + i), total))
+
+
+@njit
+def part(count, thread, n_threads):
+    return count * thread // n_threads, count * (thread + 1) // n_threads
+
+
+@njit
+def group(n_rows):
+    return 1 if n_rows == 1 else 4 if n_rows <= 4 else 8
+
+
+@njit
+def size_index(n):
+    return 0 if n == 1 else 1 if n == 4 else 2
+
+
+@njit
+def int8_bytes(columns, n):
+    return n * (columns + columns // 32 * 16 + columns // 16 * 4)
+
+
+@njit
+def mark(p, state, thread, phase):
+    """Add the time since the last mark to a phase."""
+    if p[TRACE] != 0 and thread == 0:
+        t = now_ns()
+        at = p[TRACE] + 8 * phase
+        put_i64(at, get_i64(at) + t - get_i64(state + 32))
+        put_i64(state + 32, t)
