@@ -112,7 +112,18 @@ from hotneuron.actors.fields import (
     V,
     X,
 )  # fmt: skip
-from hotneuron.actors.meeting import add_partials, bank, barrier, group, int8_bytes, mark, meet, part, size_index
+from hotneuron.actors.meeting import (
+    add_partials,
+    bank,
+    barrier,
+    group,
+    int8_bytes,
+    mark,
+    meet,
+    part,
+    query_group,
+    size_index,
+)
 from hotneuron.kernels import formats
 from hotneuron.kernels.activations import interleave_block, quantize_32
 from hotneuron.kernels.attention import store_kv
@@ -120,7 +131,7 @@ from hotneuron.kernels.elementwise import add_rows, norm_head, rms_norm, rotate,
 from hotneuron.kernels.jit import call, njit
 from hotneuron.kernels.matmul import AHEAD_BYTES, matmul_tile
 from hotneuron.kernels.memory import get_f32, get_i32, get_i64, put_f32, put_i32
-from hotneuron.kernels.simd import load_f32, store_f32
+from hotneuron.kernels.simd import load_f32, prefetch, store_f32
 from hotneuron.kernels.sync import OK
 
 
@@ -197,6 +208,16 @@ def _prepare_head(p, head, bias, norm, angles):
 
 
 @njit
+def _prefetch_keys(p, depth, row, position):
+    """Ask for the lines that a row's keys will be written to: one of each block's positions lies on every line."""
+    block = get_i32(p[TABLES] + 4 * (get_i32(p[ROW_SLOTS] + 4 * row) * p[MAX_BLOCKS] + position // 16))
+    at = p[KV] + depth * p[KV_LAYER_BYTES] + block * p[KV_BLOCK_BYTES]
+    for kv in range(p[LAST_KV] - p[FIRST_KV]):
+        for offset in range(0, 32 * p[HEAD], 64):
+            prefetch(at + kv * p[KV_HEAD_BYTES] + offset)
+
+
+@njit
 def _rotate_and_store(p, layer, depth, state, thread, n_rows, step):
     """Per row: turn the heads of q and k by their position, and write k and v to the KV cache."""
     n_q, n_kv, head_bytes = p[LAST_HEAD] - p[FIRST_HEAD], p[LAST_KV] - p[FIRST_KV], 4 * p[HEAD]
@@ -206,6 +227,8 @@ def _rotate_and_store(p, layer, depth, state, thread, n_rows, step):
         position = get_i32(p[POSITIONS] + 4 * row) + step
         angles = p[ROPE] + position * 4 * p[ROPE_DIMS]
         heads = p[QKV] + row * p[QKV_STRIDE]
+        if h == 0:
+            _prefetch_keys(p, depth, row, position)
         if h < n_q:
             bias = layer[Q_BIAS] + (p[FIRST_HEAD] + h) * head_bytes if layer[Q_BIAS] != 0 else 0
             _prepare_head(p, heads + h * head_bytes, bias, layer[Q_NORM], angles)
@@ -244,7 +267,7 @@ def _attend_group(p, depth, memory, segment, kv, first, total, n, step):
             put_f32(queries + 4 * (d * n + k), get_f32(q + 4 * d) * scale)
     cache = p[KV] + depth * p[KV_LAYER_BYTES] + kv * p[KV_HEAD_BYTES]
     table = p[TABLES] + 4 * slot * p[MAX_BLOCKS]
-    attend = get_i64(p[ATTEND_KERNELS] + 8 * size_index(n))
+    attend = get_i64(p[ATTEND_KERNELS] + 8 * query_group(n)[1])
     call(attend, (count, queries, positions, p[WINDOW], cache, table, p[KV_BLOCK_BYTES], head, memory + p[T_SCORES],
                   p[SCORES_STRIDE], heads))  # fmt: skip
     for k in range(count):
@@ -266,7 +289,7 @@ def _attention(p, depth, state, thread, step):
             low_head = max(p[FIRST_HEAD], (p[FIRST_KV] + kv) * p[GROUP_HEADS])
             high_head = min(p[LAST_HEAD], (p[FIRST_KV] + kv + 1) * p[GROUP_HEADS])
             total = n_rows * (high_head - low_head)
-            n = group(total)
+            n = query_group(total)[0]
             for first in range(0, total, n):
                 if item % p[N_THREADS] == thread:
                     _attend_group(p, depth, memory, segment, kv, first, total, n, step)

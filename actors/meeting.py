@@ -87,6 +87,12 @@ def size_index(n):
 
 
 @njit
+def query_group(n_queries):
+    """Queries that pass through attention together, and which of `attention.GROUP_SIZES` that is."""
+    return (n_queries, n_queries - 1) if n_queries <= 4 else (8, 4)
+
+
+@njit
 def int8_bytes(columns, n):
     return n * (columns + columns // 32 * 16 + columns // 16 * 4)
 

@@ -1,8 +1,8 @@
 """The step program: all layers of a batch, for as many steps as the driver has leased, with no Python between them.
 
 Every thread of every worker runs `run` and finds in two tables (see `fields`) where its shard lies. Inside a worker
-threads meet at `barrier`; workers meet at `meet` after attention and after the FFN, having written their partial sums to
-their slots.
+threads meet at `barrier`; workers meet at `meet` after attention and after the FFN, having written their partial sums
+to their slots.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def _draw(p, state, thread, n_logits, step):
         position = get_i32(p[POSITIONS] + 4 * get_i32(p[LOGIT_ROWS] + 4 * i)) + step + 1
         at = step * p[MAX_SLOTS] + slot
         scratch = p[THREAD] + thread * p[THREAD_BYTES] + p[T_SAMPLE]
-        drawn, logits, sampling = p[DRAWN] + 4 * at, p[LOGITS] + i * 4 * p[LOGIT_STRIDE], p[SAMPLING] + slot * SAMPLING_BYTES
+        drawn, logits = p[DRAWN] + 4 * at, p[LOGITS] + i * 4 * p[LOGIT_STRIDE]
+        sampling = p[SAMPLING] + slot * SAMPLING_BYTES
         recent, out = history + 4 * (n_history - n_last), p[LOGPROBS] + at * OUT_BYTES
         call(p[SAMPLE_KERNEL], (logits, p[VOCAB], sampling, recent, n_last, position, scratch, out, drawn))
         put_i32(history + 4 * n_history, get_i32(drawn))

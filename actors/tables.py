@@ -12,6 +12,7 @@ from hotneuron.actors import fields as P
 from hotneuron.actors.arena import WORKERS_AT, Arena
 from hotneuron.kernels import formats
 from hotneuron.kernels.activations import group_bytes
+from hotneuron.kernels.attention import GROUP_SIZES as QUERY_GROUPS
 from hotneuron.kernels.attention import attend_address, head_block_bytes
 from hotneuron.kernels.formats import padded
 from hotneuron.kernels.matmul import tile_address
@@ -104,11 +105,12 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
     rope_at = memory.take(rope.nbytes)
     for at, values in ((constants, floats), (rope_at, rope)):
         _copy(at, values)
-    kernels = memory.take(8 * P.GROUP_SIZES * (len(formats.NAMES) + 1))
+    kernels = memory.take(8 * (P.GROUP_SIZES * len(formats.NAMES) + len(QUERY_GROUPS)))
     attend_kernels = kernels + 8 * P.GROUP_SIZES * len(formats.NAMES)
     for i, n in enumerate((1, 4, 8)):
         for format_id in {m.format_id for m in pack.matrices.values()}:
             _copy(kernels + 8 * (P.GROUP_SIZES * format_id + i), np.array([tile_address(format_id, n)]))
+    for i, n in enumerate(QUERY_GROUPS):
         _copy(attend_kernels + 8 * i, np.array([attend_address(n)]))
     max_kv_blocks = padded(plan.kv_tokens, 16) // 16
     kv_block_bytes = n_kv * head_block_bytes(head)

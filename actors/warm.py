@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from hotneuron.kernels import cpu, formats
 
-GROUP_SIZES = (1, 4, 8)
+TOKEN_GROUPS = (1, 4, 8)
 
 
 def ensure_kernels(format_ids: Iterable[int], progress: Callable[[str, int, int | None], None]) -> None:
@@ -18,11 +18,11 @@ def ensure_kernels(format_ids: Iterable[int], progress: Callable[[str, int, int 
     stage = "compiling kernels (once on this machine)"
     progress(stage, 0, None)
     from hotneuron.actors.worker import compile_program
-    from hotneuron.kernels.attention import attend_address
+    from hotneuron.kernels.attention import GROUP_SIZES, attend_address
     from hotneuron.kernels.matmul import tile_address
     from hotneuron.kernels.sampling import sample_address
 
-    jobs: list[Callable[[], object]] = [lambda f=f, n=n: tile_address(f, n) for f in wanted for n in GROUP_SIZES]  # type: ignore[misc]
+    jobs: list[Callable[[], object]] = [lambda f=f, n=n: tile_address(f, n) for f in wanted for n in TOKEN_GROUPS]  # type: ignore[misc]
     jobs += [lambda n=n: attend_address(n) for n in GROUP_SIZES]  # type: ignore[misc]
     jobs += [sample_address, compile_program]
     for done, job in enumerate(jobs):

@@ -1,7 +1,7 @@
 """Attention over a paged f16 KV cache.
 
 A KV block holds 16 positions. For one layer and KV head it is K [head_dim][16] (lane = position), then V [16][head_dim], in halves.
-Queries of one KV head come in groups of n = 1, 4 or 8, interleaved f32 [head_dim][n] and already scaled. The scores of a query are
+Queries of one KV head come in groups of n = 1, 2, 3, 4 or 8, interleaved f32 [head_dim][n] and already scaled. The scores of a query are
 made for whole blocks from the group's first to its last; positions it may not see get weight 0, which changes no sum: a query's
 result is the same bits in any group, chunk or batch.
 """
@@ -24,6 +24,7 @@ from hotneuron.kernels.simd import (
     max_lanes,
     maximum,
     mul,
+    prefetch,
     scatter_f16,
     splat,
     store_f16,
@@ -34,6 +35,7 @@ from hotneuron.kernels.simd import (
 from hotneuron.kernels.tokens import add_each, fma_each, fma_near, store_each, zeros_f32
 
 BLOCK_POSITIONS = 16
+GROUP_SIZES = (1, 2, 3, 4, 8)
 MINUS_INFINITY = np.float32(-np.inf)
 
 
@@ -95,8 +97,12 @@ def attend_address(n: int) -> int:
         first_block, end_block = start // 16, last // 16 + 1
         for b in range(first_block, end_block):
             key = cache + get_i32(table + 4 * b) * block_stride
+            coming = cache + get_i32(table + 4 * min(b + 1, end_block - 1)) * block_stride
             even, odd = zeros_f32(n), zeros_f32(n)  # two sums a query: one chain of multiply-adds would wait for itself
             for d in range(0, head_dim, 2):
+                # Blocks lie apart and are short, so hardware does not see them coming: the next keys, and these values.
+                prefetch(coming + 32 * d)
+                prefetch(key + 32 * head_dim + 32 * d)
                 even = fma_near(even, load_f16(key + 32 * d), queries + 4 * n * d)
                 odd = fma_near(odd, load_f16(key + 32 * d + 32), queries + 4 * n * d + 4 * n)
             store_each(scores + 64 * (b - first_block), stride, add_each(even, odd))
