@@ -8,7 +8,7 @@ import uuid
 from typing import Any
 
 from hotneuron.actors.messages import Chunk, Request
-from hotneuron.models.errors import EngineError
+from hotneuron.models.errors import EngineError, RequestError
 
 CLOSE_S = 2.0
 Inbox = queue.SimpleQueue[Chunk | EngineError]
@@ -26,11 +26,16 @@ class Client:
         self._failure: EngineError | None = None
 
     def submit(self, request: Request) -> Inbox:
-        """Send a request; its chunks arrive in the inbox, or an EngineError if the driver dies."""
+        """Send a request; its chunks arrive in the inbox, or an EngineError if the driver dies.
+
+        Raises RequestError for an id that is in use, EngineError if the driver has died.
+        """
         inbox: Inbox = queue.SimpleQueue()
         with self._lock:
             if self._failure is not None:
                 raise self._failure
+            if request.request_id in self._inboxes:
+                raise RequestError(f"request_id={request.request_id!r} is already being served; give each its own")
             self._inboxes[request.request_id] = inbox
             if self._reader is None:
                 # NOTE an actor starts its calls in the order they were made, so the stream is there before the request.

@@ -15,6 +15,7 @@ from typing import Any
 
 from hotneuron.actors.client import Client
 from hotneuron.actors.messages import Chunk, Request, SamplingParams
+from hotneuron.actors.reaper import Reaper, ray_processes
 from hotneuron.models.chat_template import ChatTemplate
 from hotneuron.models.errors import EngineError, RequestError
 from hotneuron.models.gguf_file import GGUFFile
@@ -75,6 +76,7 @@ class Engine:
         self.config, self.tokenizer, self.chat_template = config, tokenizer, chat_template
         self._driver, self._group, self._owns_ray = driver, group, owns_ray
         self._client = Client(driver)
+        self._reaper = Reaper(ray_processes()) if owns_ray else None
 
     @classmethod
     def start(cls, engine_config: EngineConfig, on_progress: Progress | None = None) -> Engine:
@@ -188,6 +190,8 @@ class Engine:
         self._client.close()
         if self._owns_ray:
             _stop_ray()
+            if self._reaper is not None:
+                self._reaper.stop()
             return
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(self._driver.stop.remote(), timeout=20)

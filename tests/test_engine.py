@@ -136,6 +136,15 @@ def test_refusals(engine: Engine) -> None:
     assert len(said(ask(engine, request_of(engine, 3)))[0]) == 3
 
 
+def test_a_request_id_in_use(engine: Engine) -> None:
+    request = request_of(engine, 200)
+    stream = engine.generate(request)
+    first = next(stream)
+    with pytest.raises(RequestError, match="already"):
+        ask(engine, request)
+    assert len(said([first, *stream])[0]) == 200
+
+
 def test_start_refuses_what_is_no_model(tmp_path: Path) -> None:
     for content in (b"no model", b""):
         path = tmp_path / "text.gguf"
