@@ -1,7 +1,7 @@
 """A small process that outlives a killed program for a moment, to end what Ray would leave for a minute.
 
-Linux ends Ray's processes and our actors with the program that started them, however it ends. Two agents of Ray's
-notice that too, but then try for 60 s to tell their dead server. The reaper holds the read end of a pipe whose write end
+Linux ends Ray's processes and our actors with the program that started them, however it ends. Two of Ray's agents
+notice too, but then try for 60 s to tell their dead server. The reaper has the read end of a pipe whose write end
 only the program has: when that closes, it kills those of the processes it was told of that are still there.
 """
 
