@@ -6,15 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
+from ray.util.placement_group import PlacementGroup
 
-from hotneuron.actors.arena import Arena
+from hotneuron.actors import process
 from hotneuron.actors.messages import Chunk, Request
-from hotneuron.models.model_config import ModelConfig
-from hotneuron.placement.plan import Plan
+from hotneuron.actors.team import RayTeam
+
+if TYPE_CHECKING:
+    from hotneuron.actors.engine import EngineConfig
+    from hotneuron.models.model_config import ModelConfig
 
 
 @dataclass(slots=True)
@@ -31,34 +35,42 @@ class _Client:
 class DriverActor:
     """Everything but `chunks` answers once; `chunks` streams."""
 
-    def __init__(self, model_path: Path, pack_path: Path, config: ModelConfig, plan: Plan, n_threads: int, arena: Arena,
-                 scheduling: dict[str, Any], group: Any):  # fmt: skip
+    def __init__(self, n_workers: int, n_threads: int, group: PlacementGroup, worker_cpus: int):
+        process.begin()
         # The workers' processes start while this one still imports.
-        from hotneuron.actors.team import RayTeam
+        self._team = RayTeam(n_workers, n_threads, group, worker_cpus)
+        self._clients: dict[str, _Client] = {}
 
-        team = RayTeam(pack_path, config, plan, n_threads, group)
+    async def start(self, engine_config: EngineConfig, config: ModelConfig, pack_path: Path) -> None:
+        """Brings every worker to its first command. Raises EngineError, and the errors of the model's file."""
+        await asyncio.to_thread(self._start, engine_config, config, pack_path)
+
+    def _start(self, engine_config: EngineConfig, config: ModelConfig, pack_path: Path) -> None:
         from hotneuron.actors.driver import Driver
         from hotneuron.actors.exchange import Exchange
         from hotneuron.actors.kv_blocks import KVBlocks
+        from hotneuron.actors.preparation import lay_out
         from hotneuron.actors.scheduler import Scheduler
-        from hotneuron.actors.worker import die_with_parent
         from hotneuron.models.gguf_file import GGUFFile
+        from hotneuron.models.pack import Pack
         from hotneuron.models.tokenizer import Tokenizer
 
-        die_with_parent()
-        self._team, self._plan = team, plan
-        self._clients: dict[str, _Client] = {}
-        tokenizer = Tokenizer.from_metadata(GGUFFile.open(model_path).metadata, str(model_path))
-        self._arena_ref = ray.put(np.zeros(arena.n_bytes, np.uint8))
-        exchange = Exchange(ray.get(self._arena_ref), arena)
-        team.connect(exchange, self._arena_ref)
-        kv = KVBlocks(plan.kv_tokens // 16)
-        stop_ids = frozenset(tokenizer.stop_ids)
-        scheduler = Scheduler(kv, context_tokens=plan.context_tokens, stop_ids=stop_ids, **scheduling)
-        self._driver = Driver(exchange, team, scheduler, tokenizer, config.vocab)
-
-    async def start(self) -> None:
-        await asyncio.to_thread(self._driver.start)
+        self._plan, arena = lay_out(Pack(pack_path), config, engine_config, self._team.n_workers)
+        memory_ref = ray.put(np.zeros(arena.n_bytes, np.uint8))
+        exchange = Exchange(ray.get(memory_ref), arena)
+        self._team.connect((pack_path, config, self._plan), exchange, memory_ref)
+        file = GGUFFile.open(engine_config.model_path)
+        tokenizer = Tokenizer.from_metadata(file.metadata, str(file.path), decode_only=True)
+        scheduler = Scheduler(
+            KVBlocks(self._plan.kv_tokens // 16),
+            context_tokens=self._plan.context_tokens,
+            stop_ids=frozenset(tokenizer.stop_ids),
+            max_slots=engine_config.max_slots,
+            chunk_tokens=min(arena.max_rows, max(engine_config.chunk_tokens, engine_config.max_slots + 16)),
+            lease_steps=engine_config.lease_steps,
+        )
+        self._driver = Driver(exchange, self._team, scheduler, tokenizer, config.vocab)
+        self._driver.start()
 
     async def chunks(self, client_id: str) -> AsyncIterator[list[tuple[str, Chunk]]]:
         """All chunks of one client's requests, those of a lease in one item: an item costs Ray a millisecond.
@@ -94,7 +106,10 @@ class DriverActor:
                 client.unfinished.discard(request.request_id)
             client.arrived.set()
 
-        self._driver.submit(request, lambda chunk: loop.call_soon_threadsafe(deliver, chunk))
+        def hand_over(chunk: Chunk) -> None:
+            loop.call_soon_threadsafe(deliver, chunk)
+
+        self._driver.submit(request, hand_over)
 
     async def cancel(self, request_id: str) -> None:
         self._driver.cancel(request_id)

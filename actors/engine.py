@@ -8,13 +8,16 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListLike
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hotneuron.actors import private_ray
 from hotneuron.actors.client import Client
 from hotneuron.actors.messages import Chunk, Request, SamplingParams
+from hotneuron.actors.preparation import ensure, store_bytes
 from hotneuron.actors.reaper import Reaper, ray_processes
 from hotneuron.models.chat_template import ChatTemplate
 from hotneuron.models.errors import EngineError, RequestError
@@ -23,10 +26,6 @@ from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int | None], None]
-
-DEFAULT_CONTEXT_TOKENS = 8192
-KV_BUDGET_BYTES = 2 << 30  # what the default number of sequences may take; one sequence's context is always given
-LOGIT_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +70,12 @@ class Engine:
         chat_template: ChatTemplate,
         driver: Any,
         group: Any,
-        owns_ray: bool,
+        hold: private_ray.Hold,
     ):
         self.config, self.tokenizer, self.chat_template = config, tokenizer, chat_template
-        self._driver, self._group, self._owns_ray = driver, group, owns_ray
+        self._driver, self._group, self._hold = driver, group, hold
         self._client = Client(driver)
-        self._reaper = Reaper(ray_processes()) if owns_ray else None
+        self._reaper = Reaper(ray_processes()) if hold is private_ray.Hold.PRIVATE else None
 
     @classmethod
     def start(cls, engine_config: EngineConfig, on_progress: Progress | None = None) -> Engine:
@@ -88,30 +87,24 @@ class Engine:
         file = GGUFFile.open(engine_config.model_path)
         config = ModelConfig.from_file(file)
         n_workers, n_threads = engine_config.team()
-        # Building a tokenizer of 50,000 tokens and starting Ray take a second each, and wait for different things.
-        built: dict[str, Any] = {}
-        builder = threading.Thread(target=_build_texts, args=(file, built), daemon=True)
-        builder.start()
-        from hotneuron.actors.warm import ensure_kernels
-        from hotneuron.models.pack import Pack, ensure_pack
+        progress("starting Ray", 0, None)
+        private_ray.load()  # before the threads, whose imports it would wait for
 
-        pack_path = ensure_pack(file, config, progress)
-        pack = Pack(pack_path)
-        ensure_kernels((m.format_id for m in pack.matrices.values()), progress)
-        plan = _plan(pack, config, engine_config, n_workers)
-        arena = _arena(config, plan, engine_config)
-        progress("starting actors", 0, None)
-        owns_ray = _start_ray(n_workers * n_threads + 1, arena.n_bytes)
+        # While Ray starts, this process would mostly wait.
+        pack_path = _in_background(lambda: ensure(file, config, progress))
+        texts = _in_background(lambda: _texts(file))
+        hold = private_ray.start(n_workers + 1, store_bytes(config, engine_config, n_workers))
         try:
-            driver, group = _start_actors(engine_config, config, pack_path, plan, arena, n_threads)
-            builder.join()
-            if "error" in built:
-                raise built["error"]
+            packed = pack_path.result()
+            progress("starting actors", 0, None)
+            worker_cpus = 1 if hold is private_ray.Hold.PRIVATE else n_threads
+            driver, group = _create_driver(n_workers, n_threads, worker_cpus)
+            _start_driver(driver, engine_config, config, packed)
+            tokenizer, chat_template = texts.result()
         except BaseException:
-            if owns_ray:
-                _stop_ray()
+            private_ray.stop(hold)
             raise
-        return cls(config, built["tokenizer"], built["chat_template"], driver, group, owns_ray)
+        return cls(config, tokenizer, chat_template, driver, group, hold)
 
     def __enter__(self) -> Engine:
         return self
@@ -188,8 +181,8 @@ class Engine:
         import ray
 
         self._client.close()
-        if self._owns_ray:
-            _stop_ray()
+        if self._hold is not private_ray.Hold.NONE:
+            private_ray.stop(self._hold)
             if self._reaper is not None:
                 self._reaper.stop()
             return
@@ -199,82 +192,45 @@ class Engine:
             ray.util.remove_placement_group(self._group)
 
 
-def _build_texts(file: GGUFFile, built: dict[str, Any]) -> None:
-    try:
-        built["tokenizer"] = Tokenizer.from_metadata(file.metadata, str(file.path))
-        built["chat_template"] = ChatTemplate.from_metadata(file.metadata, str(file.path))
-    except Exception as error:
-        built["error"] = error
+def _in_background(work: Callable[[], Any]) -> Future[Any]:
+    """Run on a thread that does not keep the process from ending."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
-def _plan(pack: Any, config: ModelConfig, engine_config: EngineConfig, n_workers: int) -> Any:
-    from hotneuron.placement import plan as placement
-
-    context = engine_config.context_tokens or min(config.context_tokens, DEFAULT_CONTEXT_TOKENS)
-    context = -(-context // 16) * 16
-    affordable = KV_BUDGET_BYTES // placement.kv_token_bytes(config) // 16 * 16
-    kv_tokens = max(context, min(context * engine_config.max_slots, affordable)) + 16
-    return placement.solve(pack, config, engine_config.split or (1.0,) * n_workers, context, kv_tokens)
+def _texts(file: GGUFFile) -> tuple[Tokenizer, ChatTemplate]:
+    source = str(file.path)
+    return Tokenizer.from_metadata(file.metadata, source), ChatTemplate.from_metadata(file.metadata, source)
 
 
-def _arena(config: ModelConfig, plan: Any, engine_config: EngineConfig) -> Any:
-    from hotneuron.actors.arena import Arena
-    from hotneuron.kernels.formats import padded
-
-    rows = padded(max(engine_config.chunk_tokens, engine_config.max_slots + 16), 8)
-    logit_rows = padded(max(LOGIT_ROWS, engine_config.max_slots), 8)
-    blocks = plan.context_tokens // 16 + 2
-    width, vocab = padded(config.hidden, 16), padded(config.vocab, 16)
-    return Arena(plan.n_workers, rows, engine_config.max_slots, blocks, logit_rows, width, vocab)
-
-
-def _start_ray(n_cpus: int, arena_bytes: int) -> bool:
-    """Join the running Ray if this process or RAY_ADDRESS names one, else start a private one; whether we did."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # no call may start a second Ray behind our back
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    import ray
-
-    if ray.is_initialized():
-        return False
-    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(**quiet)
-        return True
-    store = max(arena_bytes + (32 << 20), 80 << 20)
-    ray.init(address="local", num_cpus=n_cpus, object_store_memory=store, include_dashboard=False, **quiet)
-    return True
-
-
-def _stop_ray() -> None:
-    import ray
-
-    ray.shutdown()
-
-
-def _start_actors(
-    engine_config: EngineConfig, config: ModelConfig, pack_path: Path, plan: Any, arena: Any, n_threads: int
-) -> tuple[Any, Any]:
-    import ray
+def _create_driver(n_workers: int, n_threads: int, worker_cpus: int) -> tuple[Any, Any]:
+    """The driver, which creates its workers, and the placement group of all."""
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     from hotneuron.actors.driver_actor import DriverActor
 
-    group = placement_group([{"CPU": 1}, *({"CPU": n_threads} for _ in range(plan.n_workers))], strategy="STRICT_PACK")
-    scheduling = {
-        "max_slots": engine_config.max_slots,
-        "chunk_tokens": min(arena.max_rows, max(engine_config.chunk_tokens, engine_config.max_slots + 16)),
-        "lease_steps": engine_config.lease_steps,
-    }
+    group = placement_group([{"CPU": 1}, *({"CPU": worker_cpus} for _ in range(n_workers))], strategy="STRICT_PACK")
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-    driver = DriverActor.options(num_cpus=1, scheduling_strategy=strategy, max_concurrency=1000).remote(  # type: ignore[attr-defined]
-        engine_config.model_path, pack_path, config, plan, n_threads, arena, scheduling, group
-    )
+    options = {"num_cpus": 1, "scheduling_strategy": strategy, "max_concurrency": 1000}
+    driver = DriverActor.options(**options).remote(n_workers, n_threads, group, worker_cpus)  # type: ignore[attr-defined]
+    return driver, group
+
+
+def _start_driver(driver: Any, engine_config: EngineConfig, config: ModelConfig, pack_path: Path) -> None:
+    import ray
+
     try:
-        ray.get(driver.start.remote(), timeout=300)
+        ray.get(driver.start.remote(engine_config, config, pack_path), timeout=300)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:
         raise EngineError(f"the engine could not start: {str(error).splitlines()[0]}") from None
-    return driver, group

@@ -6,17 +6,23 @@ import contextlib
 import os
 import select
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from hotneuron.actors.arena import Arena
-from hotneuron.actors.exchange import Exchange
+from hotneuron.actors import process
 from hotneuron.models.errors import EngineError
-from hotneuron.models.model_config import ModelConfig
-from hotneuron.placement.plan import Plan
+
+if TYPE_CHECKING:
+    from hotneuron.actors.arena import Arena
+    from hotneuron.actors.exchange import Exchange
+    from hotneuron.actors.worker import Worker
+    from hotneuron.models.model_config import ModelConfig
+    from hotneuron.placement.plan import Plan
+
+    ShardOf = tuple[Path, ModelConfig, Plan]  # the pack, and what a worker takes its shard from
 
 START_S = 120.0
 LEAVE_S = 10.0
@@ -26,42 +32,50 @@ LEAVE_S = 10.0
 class WorkerActor:
     """A `Worker` in a process of its own."""
 
-    def __init__(self, pack_path: Path, config: ModelConfig, plan: Plan, me: int, n_threads: int):
-        from hotneuron.actors.worker import Worker, compile_program, die_with_parent
+    def __init__(self, me: int, n_threads: int):
+        process.begin()
+        from hotneuron.actors.worker import compile_program
 
-        die_with_parent()
+        self._me, self._n_threads = me, n_threads
+        self._worker: Worker | None = None
         compile_program()
-        self._worker = Worker(pack_path, config, plan, me, n_threads)
 
-    def start(self, memory: Any, arena: Arena, nonce: int) -> int:
+    def start(self, shard_of: ShardOf, memory: Any, arena: Arena, nonce: int) -> int:
+        from hotneuron.actors.worker import Worker
+
+        if self._worker is None:
+            self._worker = Worker(*shard_of, self._me, self._n_threads)
         return self._worker.start(memory, arena, nonce)
 
     def join(self, timeout_s: float) -> bool:
-        return self._worker.join(timeout_s)
+        return self._worker is None or self._worker.join(timeout_s)
 
     def describe(self) -> dict[str, int]:
+        assert self._worker is not None
         return self._worker.describe()
 
 
 class RayTeam:
     """Implements `driver.Team`. Actors are owned by the driver's process: they go when it goes."""
 
-    def __init__(self, pack_path: Path, config: ModelConfig, plan: Plan, n_threads: int, group: PlacementGroup):
-        self._args = (pack_path, config, plan)
-        self._n_threads, self._group = n_threads, group
-        self._actors: list[Any] = [self._create(me) for me in range(plan.n_workers)]
+    def __init__(self, n_workers: int, n_threads: int, group: PlacementGroup, worker_cpus: int):
+        self.n_workers = n_workers
+        self._n_threads, self._group, self._worker_cpus = n_threads, group, worker_cpus
+        self._actors: list[Any] = [self._create(me) for me in range(n_workers)]
         self._pidfds: list[int] = []
         self._started = False
+        self._shard_of: ShardOf | None = None
         self._exchange: Exchange | None = None
         self._memory_ref: Any = None
 
-    def connect(self, exchange: Exchange, memory_ref: Any) -> None:
-        self._exchange, self._memory_ref = exchange, memory_ref
+    def connect(self, shard_of: ShardOf, exchange: Exchange, memory_ref: Any) -> None:
+        """What the workers compute, and where they meet. Before `start`."""
+        self._shard_of, self._exchange, self._memory_ref = shard_of, exchange, memory_ref
 
     def _create(self, me: int) -> Any:
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=me + 1)
-        options = {"num_cpus": self._n_threads, "scheduling_strategy": strategy, "name": None, "max_concurrency": 2}
-        return WorkerActor.options(**options).remote(*self._args, me, self._n_threads)  # type: ignore[attr-defined]
+        options = {"num_cpus": self._worker_cpus, "scheduling_strategy": strategy, "name": None, "max_concurrency": 2}
+        return WorkerActor.options(**options).remote(me, self._n_threads)  # type: ignore[attr-defined]
 
     def start(self) -> None:
         exchange = self._exchange
@@ -70,7 +84,8 @@ class RayTeam:
             self._replace_lost()
         exchange.reset()
         try:
-            calls = [a.start.remote(self._memory_ref, exchange.arena, exchange.nonce) for a in self._actors]
+            where = self._memory_ref, exchange.arena, exchange.nonce
+            calls = [actor.start.remote(self._shard_of, *where) for actor in self._actors]
             pids = ray.get(calls, timeout=START_S)
         except ray.exceptions.RayTaskError as error:
             raise EngineError(f"a worker could not start: {error.cause}") from None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import threading
 from pathlib import Path
 
@@ -96,12 +95,3 @@ def compile_program() -> None:
     from numba import int64
 
     program.run.compile((int64[::1], int64[:, ::1], int64, int64))
-
-
-def die_with_parent() -> None:
-    """Let the kernel end this process when its parent ends, however that happens (Linux)."""
-    PR_SET_PDEATHSIG = 1
-    try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):
-        return

@@ -44,9 +44,10 @@ class Tokenizer:
         self._pieces: dict[int, bytes] = {}
 
     @classmethod
-    def from_metadata(cls, md: Mapping[str, Any], source: str = "model") -> Tokenizer:
+    def from_metadata(cls, md: Mapping[str, Any], source: str = "model", *, decode_only: bool = False) -> Tokenizer:
         """Builds from the keys `tokenizer.ggml.*`; `source` names the file in errors.
 
+        decode_only: without the part that encodes, which is most of the work.
         Raises ModelFileError (missing, mistyped or contradictory keys) and UnsupportedError (an unknown tokenizer
         model or pre-tokenizer, naming those there are).
         """
@@ -57,7 +58,8 @@ class Tokenizer:
             encode_plain, add_bos = SentencePieceMerger(vocabulary, _scores(md, vocabulary)).encode, True
         else:
             pre = _pre_tokenizer(md, source)
-            encode_plain, add_bos = _byte_level(md, vocabulary, pre), pre.add_bos
+            add_bos = pre.add_bos
+            encode_plain = _cannot_encode if decode_only else _byte_level(md, vocabulary, pre)
         return cls(
             vocabulary,
             encode_plain,
@@ -131,6 +133,10 @@ class Tokenizer:
                     cut += [index, piece] if piece else [index]
             parts = cut
         return parts
+
+
+def _cannot_encode(text: str) -> list[int]:
+    raise AssertionError("this tokenizer was made to decode only")
 
 
 def _without_surrogates(text: str) -> str:

@@ -1,0 +1,73 @@
+"""What comes before the first step: packed weights, compiled kernels, a plan, the arena's layout.
+
+`ensure` and `store_bytes` are for the engine's own process, and need no Numba once everything is in the cache;
+`lay_out` is for the driver's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hotneuron.kernels.formats import padded
+from hotneuron.models.gguf_file import GGUFFile
+from hotneuron.models.model_config import ModelConfig
+from hotneuron.models.pack import Pack, ensure_pack
+
+if TYPE_CHECKING:
+    from hotneuron.actors.arena import Arena
+    from hotneuron.actors.engine import EngineConfig
+    from hotneuron.placement.plan import Plan
+
+DEFAULT_CONTEXT_TOKENS = 8192
+KV_BUDGET_BYTES = 2 << 30  # what the default number of sequences may take; one sequence's context is always given
+LOGIT_ROWS = 32
+_STORE_BYTES = 32 << 20  # of the object store, beside the arena's rows: tables, messages
+
+
+def ensure(file: GGUFFile, config: ModelConfig, progress: Callable[[str, int, int | None], None]) -> Path:
+    """The pack of a model; makes it, and compiles the kernels, where this machine has not yet. Raises StorageError."""
+    from hotneuron.actors.warm import ensure_kernels
+
+    pack_path = ensure_pack(file, config, progress)
+    ensure_kernels((m.format_id for m in Pack(pack_path).matrices.values()), progress)
+    return pack_path
+
+
+def lay_out(pack: Pack, config: ModelConfig, engine_config: EngineConfig, n_workers: int) -> tuple[Plan, Arena]:
+    """Deal out the work. Raises RequestError (a split that makes no sense)."""
+    plan = _plan(pack, config, engine_config, n_workers)
+    return plan, _arena(config, plan, engine_config)
+
+
+def store_bytes(config: ModelConfig, engine_config: EngineConfig, n_workers: int) -> int:
+    """Room for the arena in the object store, known before there is a plan."""
+    rows, logit_rows = _rows(engine_config)
+    partial_sums = 2 * n_workers * rows * padded(config.hidden, 16)
+    return 4 * (partial_sums + logit_rows * padded(config.vocab, 16)) + _STORE_BYTES
+
+
+def _rows(engine_config: EngineConfig) -> tuple[int, int]:
+    """Rows of a batch, and rows of it that may have logits; both multiples of 8."""
+    rows = padded(max(engine_config.chunk_tokens, engine_config.max_slots + 16), 8)
+    return rows, padded(max(LOGIT_ROWS, engine_config.max_slots), 8)
+
+
+def _plan(pack: Pack, config: ModelConfig, engine_config: EngineConfig, n_workers: int) -> Plan:
+    from hotneuron.placement import plan as placement
+
+    context = engine_config.context_tokens or min(config.context_tokens, DEFAULT_CONTEXT_TOKENS)
+    context = -(-context // 16) * 16
+    affordable = KV_BUDGET_BYTES // placement.kv_token_bytes(config) // 16 * 16
+    kv_tokens = max(context, min(context * engine_config.max_slots, affordable)) + 16
+    return placement.solve(pack, config, engine_config.split or (1.0,) * n_workers, context, kv_tokens)
+
+
+def _arena(config: ModelConfig, plan: Plan, engine_config: EngineConfig) -> Arena:
+    from hotneuron.actors.arena import Arena
+
+    rows, logit_rows = _rows(engine_config)
+    blocks = plan.context_tokens // 16 + 2
+    width, vocab = padded(config.hidden, 16), padded(config.vocab, 16)
+    return Arena(plan.n_workers, rows, engine_config.max_slots, blocks, logit_rows, width, vocab)
