@@ -119,7 +119,8 @@ class Driver:
         drawn = self._exchange.drawn(batch)
         logprobs = self._logprobs(batch, drawn)
         updates = self._scheduler.complete(batch, drawn)
-        self._recoveries = 0
+        if updates:
+            self._recoveries = 0
         self._emit(updates, logprobs)
         self._account(batch, drawn, inside, time.perf_counter() - began)
 

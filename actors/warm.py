@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from hotneuron.kernels import cpu, formats
+from hotneuron.kernels import cpu, formats, knobs
 
 TOKEN_GROUPS = (1, 4, 8)
 
 
 def ensure_kernels(format_ids: Iterable[int], progress: Callable[[str, int, int | None], None]) -> None:
     """Fill the kernel cache for this processor, these sources and the compute formats of a model."""
+    if knobs.REFERENCE.get():
+        return
     wanted = sorted(set(format_ids))
     marker = cpu.kernel_cache() / ("ready-" + "-".join(formats.NAMES[f] for f in wanted))
     if marker.exists():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,8 @@ class Worker:
 
     def __init__(self, pack_path: Path, config: ModelConfig, plan: Plan, me: int, n_threads: int):
         self.pack, self.config, self.plan = Pack(pack_path), config, plan
-        self.me, self.n_threads = me, n_threads
+        self._is_reference = knobs.REFERENCE.get()
+        self.me, self.n_threads = me, 1 if self._is_reference else n_threads
         self._threads: list[threading.Thread] = []
         self._tables: tables.Tables | None = None
         self._memory: np.ndarray | None = None
@@ -37,29 +39,38 @@ class Worker:
         """Attach to an arena and begin to take its commands; returns this process's id."""
         self.join(0)
         address = attach(memory, arena, nonce)
-        if self._tables is None or self._tables.p[fields.ARENA] != address:
-            deadline_ns = knobs.DEADLINE_MS.get() * 1_000_000
-            shard = self.pack, self.config, self.plan, self.me, self.n_threads
-            self._tables = tables.build(*shard, arena, address, deadline_ns)
         self._memory = memory  # NOTE the object store frees the arena when its last reader goes
-        t = self._tables
-        ctypes.memset(t.states, 0, 64 * self.n_threads)
-        ctypes.memset(int(t.p[fields.TEAM]), 0, 64)
+        run = self._reference(arena, address) if self._is_reference else self._compiled(arena, address)
         pid_at = ctypes.c_int64.from_address(address + WORKERS_AT + LINE * self.me + 8)
         pid_at.value = os.getpid()
         self.codes = []
         self._threads = [
-            threading.Thread(target=self._run, args=(i,), name=f"hotneuron-{self.me}-{i}", daemon=True)
+            threading.Thread(target=self._run, args=(run, i), name=f"hotneuron-{self.me}-{i}", daemon=True)
             for i in range(self.n_threads)
         ]
         for thread in self._threads:
             thread.start()
         return os.getpid()
 
-    def _run(self, thread: int) -> None:
-        assert self._tables is not None
+    def _compiled(self, arena: Arena, address: int) -> Callable[[int], int]:
+        deadline_ns = knobs.DEADLINE_MS.get() * 1_000_000
+        if self._tables is None or self._tables.p[fields.ARENA] != address:
+            shard = self.pack, self.config, self.plan, self.me, self.n_threads
+            self._tables = tables.build(*shard, arena, address, deadline_ns)
         t = self._tables
-        self.codes.append(program.run(t.p, t.layers, thread, t.states + 64 * thread))
+        ctypes.memset(t.states, 0, 64 * self.n_threads)
+        ctypes.memset(int(t.p[fields.TEAM]), 0, 64)
+        return lambda thread: program.run(t.p, t.layers, thread, t.states + 64 * thread)
+
+    def _reference(self, arena: Arena, address: int) -> Callable[[int], int]:
+        from hotneuron.actors.reference_program import ReferenceProgram
+
+        deadline_ns = knobs.DEADLINE_MS.get() * 1_000_000
+        reference = ReferenceProgram(self.pack, self.config, self.plan, self.me, arena, address, deadline_ns)
+        return lambda thread: reference.run()
+
+    def _run(self, run: Callable[[int], int], thread: int) -> None:
+        self.codes.append(run(thread))
 
     def join(self, timeout_s: float) -> bool:
         """Wait until all threads have left the program."""
@@ -92,6 +103,8 @@ class Worker:
 
 def compile_program() -> None:
     """Compile the step program, or load it from the cache, without running it."""
+    if knobs.REFERENCE.get():
+        return
     from numba import int64
 
     program.run.compile((int64[::1], int64[:, ::1], int64, int64))

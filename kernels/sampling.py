@@ -13,6 +13,7 @@ import ctypes
 import math
 import struct
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,7 @@ SEED, TOP_K, N_LOGPROBS, N_BIAS = 0, 8, 16, 24
 TEMPERATURE, TOP_P, MIN_P, TYPICAL_P = 32, 36, 40, 44
 REPEAT, PRESENCE, FREQUENCY, LAST_TOKENS, BIAS = 48, 52, 56, 60, 64
 MAX_BIAS, MAX_HISTORY, MAX_TOP = 256, 256, 20
+_PACKED = "<Q3q7fi"  # all before the bias
 SAMPLING_BYTES = BIAS + 8 * MAX_BIAS
 OUT_LOGPROB, OUT_TOP, OUT_BYTES = 0, 4, 192
 
@@ -77,12 +79,39 @@ def write_sampling(
     integers = (seed, top_k, n_logprobs, len(logit_bias))
     shape = (temperature, top_p, min_p, typical_p)
     penalties = (repeat_penalty, presence_penalty, frequency_penalty, penalty_last_tokens)
-    packed = struct.pack("<Q3q7fi", *integers, *shape, *penalties)
+    packed = struct.pack(_PACKED, *integers, *shape, *penalties)
     packed += b"".join(struct.pack("<if", token, bias) for token, bias in logit_bias)
     if isinstance(target, int):
         ctypes.memmove(target, packed, len(packed))
     else:
         memoryview(target).cast("B")[: len(packed)] = packed
+
+
+def read_sampling(source: bytes | memoryview | np.ndarray) -> dict[str, Any]:
+    """What `write_sampling` wrote, by its names."""
+    fields = struct.unpack_from(_PACKED, memoryview(source).cast("B"))
+    seed, top_k, n_logprobs, n_bias, temperature, top_p, min_p, typical_p, repeat, presence, frequency, last = fields
+    pairs = struct.unpack_from("<" + "if" * n_bias, memoryview(source).cast("B"), BIAS)
+    return {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "typical_p": typical_p,
+        "repeat_penalty": repeat,
+        "presence_penalty": presence,
+        "frequency_penalty": frequency,
+        "penalty_last_tokens": last,
+        "logit_bias": tuple(zip(pairs[0::2], pairs[1::2], strict=True)),
+        "seed": seed,
+        "logprobs": None if n_logprobs < 0 else n_logprobs,
+    }
+
+
+def write_logprobs(target: np.ndarray, logprob: float, top: list[tuple[int, float]]) -> None:
+    """What `sample` writes to OUT_BYTES, for `read_logprobs`."""
+    pairs = [*top, *[(-1, -math.inf)] * (MAX_TOP - len(top))]
+    struct.pack_into("<f" + "if" * MAX_TOP, memoryview(target), 0, logprob, *[value for pair in pairs for value in pair])
 
 
 def read_logprobs(out: bytes | memoryview | np.ndarray) -> tuple[float, tuple[tuple[int, float], ...]]:

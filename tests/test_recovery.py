@@ -10,6 +10,7 @@ import pytest
 from local_team import LocalEngine, ask_for, local_engine
 from tiny_model import write_tiny_model
 
+from hotneuron.actors.batch import Batch
 from hotneuron.actors.messages import SamplingParams
 from hotneuron.kernels.sync import ABORTED, LATE, OK
 from hotneuron.models.errors import EngineError, RequestError
@@ -150,3 +151,20 @@ def test_a_team_that_fails_again_and_again_ends_every_stream(model_path: Path) -
         engine.team.kill(0)
         assert answer.until(lambda _: False).finish_reason == "error"
         assert "in a row" in (answer.chunks[-1].error or "")
+
+
+def test_progress_in_the_prompt_does_not_count_as_recovery(model_path: Path) -> None:
+    """A worker that dies of every second chunk of a prompt must not be replaced for ever."""
+    with local_engine(model_path, (1, 1), chunk_tokens=64) as engine:
+        command, n_commands = engine.exchange.command, 0
+
+        def command_and_kill(batch: Batch) -> None:
+            nonlocal n_commands
+            n_commands += 1
+            if batch.segments[0].start > 0:
+                engine.team.kill(1)
+            command(batch)
+
+        engine.exchange.command = command_and_kill  # type: ignore[method-assign]
+        answer = engine.submit(ask_for([n % 270 for n in range(200)], 3)).until(lambda _: n_commands > 20)
+        assert n_commands <= 20 and answer.finish_reason == "error"
