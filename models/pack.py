@@ -98,9 +98,14 @@ def head_width(config: ModelConfig) -> int:
     return formats.padded(config.head_dim, 16)
 
 
-def ensure_pack(file: GGUFFile, config: ModelConfig, progress: Progress | None = None) -> Path:
-    """The pack of a model, made now if it is not in the cache. Raises StorageError; leaves no half-written file."""
-    folder = cpu.cache_folder() / "packs"
+def ensure_pack(
+    file: GGUFFile, config: ModelConfig, progress: Progress | None = None, folder: Path | None = None
+) -> Path:
+    """The pack of a model, made now if it is not in `folder` (default: in the cache).
+
+    Raises StorageError; leaves no half-written file.
+    """
+    folder = folder or cpu.cache_folder() / "packs"
     path = folder / f"{file.path.stem[:60]}-{file.sha_key()[:20]}-{LAYOUT_VERSION}.pack"
     if path.exists():
         return path

@@ -168,11 +168,15 @@ def local_engine(
     max_slots: int = 8,
     chunk_tokens: int = 512,
     lease_steps: int = 8,
+    cache_pack: bool = False,
 ) -> LocalEngine:
-    """An engine to be started by `with`. Tokens are computed in `shares` as `placement.solve` deals them."""
+    """An engine to be started by `with`. Tokens are computed in `shares` as `placement.solve` deals them.
+
+    `cache_pack`: keep the pack in the user's cache, not beside the model.
+    """
     file = GGUFFile.open(model_path)
     config = ModelConfig.from_file(file)
-    pack_path = ensure_pack(file, config)
+    pack_path = ensure_pack(file, config, folder=None if cache_pack else model_path.parent)
     pack = Pack(pack_path)
     plan = solve(pack, config, shares, context_tokens, kv_tokens or 4 * context_tokens)
     rows = padded(max(chunk_tokens, max_slots + 16), 8)

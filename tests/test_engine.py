@@ -74,7 +74,7 @@ def worker_processes(engine: Engine) -> list[psutil.Process]:
 def test_ray_changes_no_answer(engine: Engine, default_model_path: Path) -> None:
     request = request_of(engine, 40)
     found = said(ask(engine, request))
-    with local_engine(default_model_path, (1, 1), context_tokens=1024) as local:
+    with local_engine(default_model_path, (1, 1), context_tokens=1024, cache_pack=True) as local:
         answer = local.ask(request_of(engine, 40))
     assert found == (answer.tokens, answer.text, answer.logprobs, answer.finish_reason)
 

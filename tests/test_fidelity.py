@@ -19,14 +19,14 @@ CLEAR = 0.3  # log-probability by which the reference's first choice must lead, 
 
 @pytest.fixture(scope="module")
 def engine(default_model_path: Path) -> Iterator[LocalEngine]:
-    with local_engine(default_model_path, (1, 1), context_tokens=1024) as started:
+    with local_engine(default_model_path, (1, 1), context_tokens=1024, cache_pack=True) as started:
         yield started
 
 
 def test_the_next_token_is_the_references(default_model_path: Path, reference: dict[str, Any]) -> None:
     """At every step of the reference's own answers, wherever its choice was clear; and as likely as it says."""
     n_clear, differences = 0, []
-    idle = local_engine(default_model_path, (1, 1), context_tokens=1024)
+    idle = local_engine(default_model_path, (1, 1), context_tokens=1024, cache_pack=True)
     for case in reference["greedy"]:
         prompt = list(idle.tokenizer.encode(case["prompt"]))
         logits = logits_of(idle, [*prompt, *case["tokens"]][:-1])[len(prompt) - 1 :]

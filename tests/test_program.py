@@ -113,6 +113,14 @@ def test_logits(written: Callable[[str], Written], name: str) -> None:
     assert distances([long], [exact]).max() < (0.01 if is_float(name) else QUANTA)
 
 
+@pytest.mark.parametrize("name", ["window", "llama3", "odd sizes"])
+def test_logits_of_a_long_context(written: Callable[[str], Written], name: str) -> None:
+    model, tokens = written(name), (TOKENS * 16)[:1100]
+    engine = local_engine(model.path, (1, 2), threads=2, context_tokens=1152)
+    distance = distances([logits_of(engine, tokens)], [rounded_forward(engine.config, model, tokens)])
+    assert np.median(distance) < 1e-3 and distance.max() < 0.01  # angles are f32: off by 1e-4 at position 1000
+
+
 SHARES: tuple[tuple[float, ...], ...] = ((1, 0), (0, 1), (1, 1), (1, 9), (9, 1), (3, 1, 2), (1,) * 8)
 
 
