@@ -121,8 +121,7 @@ class DriverActor:
         return self._driver.stats()
 
     async def describe(self) -> dict[str, Any]:
-        workers = await asyncio.to_thread(self._team.describe)
-        return {"workers": workers, "plan": asdict(self._plan), "stats": self._driver.stats()}
+        return {"workers": self._team.describe(), "plan": asdict(self._plan), "stats": self._driver.stats()}
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._driver.stop)

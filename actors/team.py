@@ -40,19 +40,21 @@ class WorkerActor:
         self._worker: Worker | None = None
         compile_program()
 
-    def start(self, shard_of: ShardOf, memory: Any, arena: Arena, nonce: int) -> int:
+    def start(self, shard_of: ShardOf, memory: Any, arena: Arena, nonce: int) -> dict[str, int]:
         from hotneuron.actors.worker import Worker
 
         if self._worker is None:
             self._worker = Worker(*shard_of, self._me, self._n_threads)
-        return self._worker.start(memory, arena, nonce)
-
-    def join(self, timeout_s: float) -> bool:
-        return self._worker is None or self._worker.join(timeout_s)
-
-    def describe(self) -> dict[str, int]:
-        assert self._worker is not None
+        self._worker.start(memory, arena, nonce)
         return self._worker.describe()
+
+    def serve(self) -> None:
+        """Returns when all threads have left the program.
+
+        It keeps this process's main thread, which Ray would wake a hundred times a second to look for signals.
+        """
+        assert self._worker is not None
+        self._worker.join(None)
 
 
 class RayTeam:
@@ -62,8 +64,9 @@ class RayTeam:
         self.n_workers = n_workers
         self._n_threads, self._group, self._worker_cpus = n_threads, group, worker_cpus
         self._actors: list[Any] = [self._create(me) for me in range(n_workers)]
+        self._workers: list[dict[str, int]] = []
         self._pidfds: list[int] = []
-        self._started = False
+        self._serving: list[Any] = []
         self._shard_of: ShardOf | None = None
         self._exchange: Exchange | None = None
         self._memory_ref: Any = None
@@ -74,36 +77,34 @@ class RayTeam:
 
     def _create(self, me: int) -> Any:
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=me + 1)
-        options = {"num_cpus": self._worker_cpus, "scheduling_strategy": strategy, "name": None, "max_concurrency": 2}
+        options = {"num_cpus": self._worker_cpus, "scheduling_strategy": strategy}
         return WorkerActor.options(**options).remote(me, self._n_threads)  # type: ignore[attr-defined]
 
     def start(self) -> None:
         exchange = self._exchange
         assert exchange is not None
-        if self._started:
+        if self._serving:
             self._replace_lost()
         exchange.reset()
         try:
             where = self._memory_ref, exchange.arena, exchange.nonce
             calls = [actor.start.remote(self._shard_of, *where) for actor in self._actors]
-            pids = ray.get(calls, timeout=START_S)
+            self._workers = ray.get(calls, timeout=START_S)
         except ray.exceptions.RayTaskError as error:
             raise EngineError(f"a worker could not start: {error.cause}") from None
         except ray.exceptions.RayError as error:
             raise EngineError(f"a worker could not start: {str(error).splitlines()[0]}") from None
         self._close()
-        self._pidfds = [os.pidfd_open(pid) for pid in pids]
-        self._started = True
+        self._pidfds = [os.pidfd_open(worker["pid"]) for worker in self._workers]
+        self._serving = [actor.serve.remote() for actor in self._actors]
 
     def _replace_lost(self) -> None:
         """Everyone has left the step, or is replaced."""
-        calls = [actor.join.remote(LEAVE_S) for actor in self._actors]
-        for me, call in enumerate(calls):
+        ray.wait(self._serving, num_returns=len(self._serving), timeout=LEAVE_S)
+        for me, serving in enumerate(self._serving):
             try:
-                left = ray.get(call, timeout=2 * LEAVE_S)
+                ray.get(serving, timeout=0)
             except ray.exceptions.RayError:
-                left = False
-            if not left:
                 ray.kill(self._actors[me])
                 self._actors[me] = self._create(me)
 
@@ -114,7 +115,7 @@ class RayTeam:
         return bool(poll.poll(0))
 
     def describe(self) -> list[dict[str, int]]:
-        return ray.get([actor.describe.remote() for actor in self._actors], timeout=START_S)
+        return self._workers
 
     def stop(self) -> None:
         self._close()

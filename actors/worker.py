@@ -72,7 +72,7 @@ class Worker:
     def _run(self, run: Callable[[int], int], thread: int) -> None:
         self.codes.append(run(thread))
 
-    def join(self, timeout_s: float) -> bool:
+    def join(self, timeout_s: float | None) -> bool:
         """Wait until all threads have left the program."""
         for thread in self._threads:
             thread.join(timeout_s)
