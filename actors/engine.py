@@ -18,7 +18,6 @@ from hotneuron.actors import private_ray
 from hotneuron.actors.client import Client
 from hotneuron.actors.messages import Chunk, Request, SamplingParams
 from hotneuron.actors.preparation import ensure, store_bytes
-from hotneuron.actors.reaper import Reaper, ray_processes
 from hotneuron.models.chat_template import ChatTemplate
 from hotneuron.models.errors import EngineError, RequestError
 from hotneuron.models.gguf_file import GGUFFile
@@ -75,7 +74,6 @@ class Engine:
         self.config, self.tokenizer, self.chat_template = config, tokenizer, chat_template
         self._driver, self._group, self._hold = driver, group, hold
         self._client = Client(driver)
-        self._reaper = Reaper(ray_processes()) if hold is private_ray.Hold.PRIVATE else None
 
     @classmethod
     def start(cls, engine_config: EngineConfig, on_progress: Progress | None = None) -> Engine:
@@ -97,12 +95,12 @@ class Engine:
         try:
             packed = pack_path.result()
             progress("starting actors", 0, None)
-            worker_cpus = 1 if hold is private_ray.Hold.PRIVATE else n_threads
+            worker_cpus = 1 if hold.is_private else n_threads
             driver, group = _create_driver(n_workers, n_threads, worker_cpus)
             _start_driver(driver, engine_config, config, packed)
             tokenizer, chat_template = texts.result()
         except BaseException:
-            private_ray.stop(hold)
+            hold.release()
             raise
         return cls(config, tokenizer, chat_template, driver, group, hold)
 
@@ -181,10 +179,8 @@ class Engine:
         import ray
 
         self._client.close()
-        if self._hold is not private_ray.Hold.NONE:
-            private_ray.stop(self._hold)
-            if self._reaper is not None:
-                self._reaper.stop()
+        if self._hold.connected:
+            self._hold.release()
             return
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(self._driver.stop.remote(), timeout=20)

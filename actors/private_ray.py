@@ -5,18 +5,36 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
-from enum import Enum
+from dataclasses import dataclass
+
+from hotneuron.actors.reaper import Reaper, ray_processes
+from hotneuron.models.errors import EngineError
 
 MIN_STORE_BYTES = 80 << 20  # Ray takes no less than 75 MB
 
 
-class Hold(Enum):
-    """What an engine has of Ray."""
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What an engine has of Ray: nothing (it is somebody else's), a connection, or a Ray of its own with its reaper."""
 
-    NONE = 0  # somebody else's
-    CONNECTION = 1
-    PRIVATE = 2
+    connected: bool
+    reaper: Reaper | None = None
+
+    @property
+    def is_private(self) -> bool:
+        return self.reaper is not None
+
+    def release(self) -> None:
+        """Give it back; a private Ray ends."""
+        import ray
+
+        if self.connected:
+            ray.shutdown()
+        if self.reaper is not None:
+            self.reaper.stop()
 
 
 def load() -> None:
@@ -28,34 +46,67 @@ def load() -> None:
 
 
 def start(n_actors: int, store_bytes: int) -> Hold:
-    """Use the Ray of this process, or else the one that RAY_ADDRESS names, or else start a private one."""
+    """Use the Ray of this process, or else the one that RAY_ADDRESS names, or else start a private one.
+
+    Raises EngineError.
+    """
     load()
     import ray
 
     if ray.is_initialized():
-        return Hold.NONE
-    if os.environ.get("RAY_ADDRESS"):
+        return Hold(connected=False)
+    try:
+        if not os.environ.get("RAY_ADDRESS"):
+            return _start_private(n_actors, store_bytes)
         ray.init(logging_level=logging.ERROR, log_to_driver=False)
-        return Hold.CONNECTION
-    with _without_needless_processes():
-        # Ray starts as many processes ahead as it has CPUs: one for each actor, whatever its number of threads.
-        ray.init(
-            address="local",
-            num_cpus=n_actors,
-            object_store_memory=max(MIN_STORE_BYTES, store_bytes),
-            include_dashboard=False,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-        )
-    return Hold.PRIVATE
+        return Hold(connected=True)
+    except Exception as error:
+        problem = (str(error) or type(error).__name__).splitlines()[0]
+        raise EngineError(f"Ray could not start: {problem}; `hotneuron doctor` says what this machine lacks") from error
 
 
-def stop(hold: Hold) -> None:
-    """Give back what `start` took."""
+def _start_private(n_actors: int, store_bytes: int) -> Hold:
     import ray
 
-    if hold is not Hold.NONE:
-        ray.shutdown()
+    hold = Hold(connected=True)
+    try:
+        with _signals_kept(), _without_needless_processes():
+            # Ray starts as many processes ahead as it has CPUs: one for each actor, whatever its number of threads.
+            ray.init(
+                address="local",
+                num_cpus=n_actors,
+                object_store_memory=max(MIN_STORE_BYTES, store_bytes),
+                include_dashboard=False,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+            )
+            hold = Hold(connected=True, reaper=Reaper(ray_processes()))
+    except BaseException:
+        hold.release()
+        raise
+    return hold
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Hold back Ctrl-C, and leave the answer to SIGTERM as it was.
+
+    A Ray that is interrupted while it starts leaves processes behind, or crashes. SIGTERM by itself is enough: the
+    kernel and the reaper end the rest, while Ray's own handler writes a stack to the terminal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    interrupt = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    terminate = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGTERM, terminate)
+        if came:
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 @contextlib.contextmanager
