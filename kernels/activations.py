@@ -4,10 +4,10 @@ A quantized group of n tokens and c columns (c a multiple of 64) is one stretch 
 
     int8   x        [c / 4][n][4]     round(value / scale)
     f32    scale    [c / 32][n]       largest magnitude of the 32 columns / 127
-    int32  bias8    [c / 32][n]       -8 * sum of x over the 32 columns (weights stored as q + 8)
-    int32  bias128  [c / 32][n]       -128 * that sum
+    int32  bias8    [c / 32][n]       MAGIC_BITS - 8 * sum of x over the 32 columns (weights stored as q + 8)
+    int32  bias128  [c / 32][n]       MAGIC_BITS - 128 * that sum
     f32    total    [c / 32][n]       scale * sum of x (for formats with a minimum)
-    int32  bias16   [c / 16][n]       -128 * sum of x over 16 columns
+    int32  bias16   [c / 16][n]       MAGIC_BITS - 128 * sum of x over 16 columns
 
 A float group is f32 [c][n].
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from hotneuron.kernels.jit import njit
+from hotneuron.kernels.llvm import MAGIC_BITS
 from hotneuron.kernels.memory import get_f32, put_f32, put_i32
 from hotneuron.kernels.simd import absolute, load_f32, max_lanes, maximum, mul, splat, store_quads
 
@@ -46,12 +47,12 @@ def quantize_32(values, group, columns, n, token, block):
     part = columns // 32 * 4 * n
     at = group + columns * n + (block * n + token) * 4
     put_f32(at, scale)
-    put_i32(at + part, -8 * (low + high))
-    put_i32(at + 2 * part, -128 * (low + high))
+    put_i32(at + part, MAGIC_BITS - 8 * (low + high))
+    put_i32(at + 2 * part, MAGIC_BITS - 128 * (low + high))
     put_f32(at + 3 * part, scale * np.float32(low + high))
     halves = group + columns * n + 4 * part + (2 * block * n + token) * 4
-    put_i32(halves, -128 * low)
-    put_i32(halves + 4 * n, -128 * high)
+    put_i32(halves, MAGIC_BITS - 128 * low)
+    put_i32(halves + 4 * n, MAGIC_BITS - 128 * high)
 
 
 @njit

@@ -13,6 +13,8 @@ from numba.extending import intrinsic, register_model  # isort: skip
 
 LANES = 16
 PATH = cpu.path()
+# 1.5 * 2^23: adding it rounds a small float to an integer, to nearest even, into its low bits.
+MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000
 
 I8, I16, INT32, I64, FLOAT32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _ELEMENTS = {"f32": FLOAT32, "i32": INT32, "u8": I8}

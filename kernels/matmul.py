@@ -13,21 +13,33 @@ import numpy as np
 from hotneuron.kernels import formats
 from hotneuron.kernels.activations import quantize_reference
 from hotneuron.kernels.jit import call, kernel, njit
-from hotneuron.kernels.simd import high_nibbles, load_bf16, load_f16, load_f32, load_u8, low_nibbles, prefetch
+from hotneuron.kernels.llvm import MAGIC
+from hotneuron.kernels.simd import (
+    high_nibbles,
+    load_bf16,
+    load_f16,
+    load_f32,
+    load_u8,
+    low_nibbles,
+    mul,
+    prefetch,
+    splat,
+)
 from hotneuron.kernels.tokens import (
     dot_each,
     dot_each_small,
+    fma_by_token,
     fma_near,
-    fma_shared,
+    magic_i32,
     scale_each,
     splats_i32,
     store_each,
     zeros_f32,
-    zeros_i32,
 )
 
 # How far ahead of itself a kernel asks for weights that lie in one stretch; hardware prefetchers stop at each 4 KiB page.
-AHEAD_BYTES = 2304
+AHEAD_BYTES = 5760
+MINUS_MAGIC = np.float32(-MAGIC)
 
 
 def _nibble_tile(n, has_min, block_bytes):
@@ -42,13 +54,14 @@ def _nibble_tile(n, has_min, block_bytes):
             for line in range(lines):
                 prefetch(w + ahead + 64 * line)
             for half in range(2):
-                total = zeros_i32(n) if has_min else splats_i32(n, scale + part)
+                total = magic_i32(n) if has_min else splats_i32(n, scale + part)
                 for j in range(4):
                     v = load_u8(w + 256 * half + 64 * j)
                     total = dot_each_small(total, low_nibbles(v), x)
                     total = dot_each_small(total, high_nibbles(v), x + 4 * n)
                     x += 8 * n
-                acc = fma_shared(acc, scale_each(total, scale), load_f16(w + 512 + 32 * half))
+                by_row = load_f16(w + 512 + 32 * half)
+                acc = fma_by_token(acc, scale_each(total, by_row, mul(by_row, splat(MINUS_MAGIC))), scale)
                 if has_min:
                     acc = fma_near(acc, load_f16(w + 576 + 32 * half), scale + 3 * part)
                 scale += 4 * n
@@ -70,11 +83,12 @@ def _byte_tile(n, has_min, block_bytes):
             for line in range(lines):
                 prefetch(w + ahead + 64 * line)
             for half in range(2):
-                total = zeros_i32(n) if has_min else splats_i32(n, scale + 2 * part)
+                total = magic_i32(n) if has_min else splats_i32(n, scale + 2 * part)
                 for j in range(8):
                     total = dot_each(total, load_u8(w + 512 * half + 64 * j), x)
                     x += 4 * n
-                acc = fma_shared(acc, scale_each(total, scale), load_f16(w + 1024 + 32 * half))
+                by_row = load_f16(w + 1024 + 32 * half)
+                acc = fma_by_token(acc, scale_each(total, by_row, mul(by_row, splat(MINUS_MAGIC))), scale)
                 if has_min:
                     acc = fma_near(acc, load_f16(w + 1088 + 32 * half), scale + 3 * part)
                 scale += 4 * n
@@ -100,7 +114,8 @@ def _byte_16_tile(n, block_bytes):
                 for j in range(4):
                     total = dot_each(total, load_u8(w + 256 * quarter + 64 * j), x)
                     x += 4 * n
-                acc = fma_shared(acc, scale_each(total, scale), load_f16(w + 1024 + 32 * quarter))
+                by_row = load_f16(w + 1024 + 32 * quarter)
+                acc = fma_by_token(acc, scale_each(total, by_row, mul(by_row, splat(MINUS_MAGIC))), scale)
                 bias += 4 * n
                 if quarter % 2 == 1:
                     scale += 4 * n

@@ -17,6 +17,8 @@ from hotneuron.kernels.llvm import (
     I64,
     INT32,
     LANES,
+    MAGIC,
+    MAGIC_BITS,
     PATH,
     U8,
     VB,
@@ -162,20 +164,16 @@ def absolute(b, x):
     return call_intrinsic(b, "llvm.fabs.v16f32", VF, x)
 
 
-_MAGIC = 12582912.0  # 1.5 * 2^23: adding it rounds a small float to an integer, to nearest even, into the low bits
-_MAGIC_BITS = 0x4B400000
-
-
 @op(F32(F32))
 def rounded(b, x):
     """Each lane to the nearest integer, ties to even; |x| < 2^22."""
-    return b.fsub(b.fadd(x, constant(VF, _MAGIC)), constant(VF, _MAGIC))
+    return b.fsub(b.fadd(x, constant(VF, MAGIC)), constant(VF, MAGIC))
 
 
 @op(F32(F32))
 def two_to_the(b, n):
     """2^n for integral n from -126 to 127."""
-    exponent = b.sub(b.bitcast(b.fadd(n, constant(VF, _MAGIC)), VI), constant(VI, _MAGIC_BITS - 127))
+    exponent = b.sub(b.bitcast(b.fadd(n, constant(VF, MAGIC)), VI), constant(VI, MAGIC_BITS - 127))
     return b.bitcast(b.shl(exponent, constant(VI, 23)), VF)
 
 
@@ -260,7 +258,7 @@ def high_nibbles(b, v):
 @op(types.int32(types.int64, types.int64, F32))
 def store_quads(b, address, stride, v):
     """Round 16 floats (|v| <= 127) to int8, four at a time to address, address + stride, ...; returns their sum."""
-    integers = b.sub(b.bitcast(b.fadd(v, constant(VF, _MAGIC)), VI), constant(VI, _MAGIC_BITS))
+    integers = b.sub(b.bitcast(b.fadd(v, constant(VF, MAGIC)), VI), constant(VI, MAGIC_BITS))
     quads = b.bitcast(b.trunc(integers, ir.VectorType(I8, LANES)), ir.VectorType(INT32, 4))
     for i in range(4):
         store_at(b, b.add(address, b.mul(stride, I64(i))), b.extract_element(quads, INT32(i)))

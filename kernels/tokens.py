@@ -15,6 +15,7 @@ from hotneuron.kernels.llvm import (
     I64,
     INT32,
     LANES,
+    MAGIC_BITS,
     PATH,
     VF,
     VI,
@@ -111,10 +112,17 @@ def zeros_f32(typingctx, n):
 
 
 @intrinsic(prefer_literal=True)
-def zeros_i32(typingctx, n):
-    """n vectors of integer zeros; n a literal."""
+def magic_i32(typingctx, n):
+    """n vectors of MAGIC_BITS: integer sums that start here can be read as floats (see `scale_each`); n a literal."""
     result = Vec("i32", LANES, n.literal_value)
-    return result(n), lambda context, builder, sig, args: ir.Constant(result.ir, None)
+
+    def codegen(context, builder, sig, args):
+        out = ir.Constant(result.ir, ir.Undefined)
+        for k in range(result.count):
+            out = builder.insert_value(out, constant(VI, MAGIC_BITS), k)
+        return out
+
+    return result(n), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -152,15 +160,20 @@ def dot_each_small(b, k, acc, u8, address):
 
 
 @_each
-def scale_each(b, k, integers, address):
-    """Token k: integers as floats, times the token's float at address + 4k."""
-    return b.fmul(b.sitofp(integers, VF), splat_value(b, load_at(b, add_bytes(b, address, 4 * k), FLOAT32)))
+def scale_each(b, k, integers, scale, minus_magic):
+    """Token k: sums that began at MAGIC_BITS, as floats, times the shared `scale`; minus_magic is -MAGIC * scale.
+
+    Read as a float, MAGIC_BITS + q is MAGIC + q for |q| < 2^22. With a scale that was a half, -MAGIC * scale is exact, so the
+    product is rounded once: one instruction instead of a conversion and a multiplication.
+    """
+    return call_intrinsic(b, "llvm.fma.v16f32", VF, b.bitcast(integers, VF), scale, minus_magic)
 
 
 @_each
-def fma_shared(b, k, acc, x, shared):
-    """Token k: x[k] * shared + acc[k]."""
-    return call_intrinsic(b, "llvm.fma.v16f32", VF, x, shared, acc)
+def fma_by_token(b, k, acc, x, address):
+    """Token k: x[k] * (the float at address + 4k) + acc[k]."""
+    factor = splat_value(b, load_at(b, add_bytes(b, address, 4 * k), FLOAT32))
+    return call_intrinsic(b, "llvm.fma.v16f32", VF, x, factor, acc)
 
 
 @_each

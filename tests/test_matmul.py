@@ -8,6 +8,7 @@ from gguf import GGMLQuantizationType as T
 from kernel_arrays import TYPES, aligned, grouped, packed_tensor, width_of
 
 from hotneuron.kernels import activations, formats, matmul
+from hotneuron.kernels.llvm import MAGIC_BITS
 
 GUARD = np.float32(-12345)
 
@@ -114,10 +115,10 @@ def test_quantized_activations_are_the_references(columns, n):
         values = q.reshape(-1, 32) * scale[:, None]
         np.testing.assert_array_equal(values.reshape(-1), activations.quantize_reference(x[k : k + 1])[0])
         sums = q.reshape(-1, 16).astype(np.int32).sum(axis=1)
-        np.testing.assert_array_equal(bias16, -128 * sums)
+        np.testing.assert_array_equal(bias16, MAGIC_BITS - 128 * sums)
         sums = sums.reshape(-1, 2).sum(axis=1)
-        np.testing.assert_array_equal(bias8, -8 * sums)
-        np.testing.assert_array_equal(bias128, -128 * sums)
+        np.testing.assert_array_equal(bias8, MAGIC_BITS - 8 * sums)
+        np.testing.assert_array_equal(bias128, MAGIC_BITS - 128 * sums)
         np.testing.assert_array_equal(total, scale * sums.astype(np.float32))
 
 

@@ -11,6 +11,7 @@ from hotneuron.kernels.jit import njit
 
 import numba  # isort: skip
 from hotneuron.kernels import cpu, matmul, simd, tokens  # isort: skip
+from hotneuron.kernels.llvm import MAGIC, MAGIC_BITS  # isort: skip
 from kernel_arrays import aligned
 
 PATH = cpu.path()
@@ -62,19 +63,19 @@ def kept_and_dropped(a, n, to):
 
 
 @njit
-def dots(start, u8, s8, ones, to):
-    """Four tokens: start + dot products; integers come out as floats, which hold them exactly below 2^24."""
+def dots(start, u8, s8, to):
+    """Four tokens: start + dot products."""
     acc = tokens.dot_each(tokens.splats_i32(4, start), simd.load_u8(u8), s8)
-    tokens.store_each(to, 64, tokens.scale_each(acc, ones))
+    tokens.store_each(to, 64, acc)
     small = tokens.dot_each_small(tokens.splats_i32(4, start), simd.low_nibbles(simd.load_u8(u8)), s8)
     small = tokens.dot_each_small(small, simd.high_nibbles(simd.load_u8(u8)), s8)
-    tokens.store_each(to + 256, 64, tokens.scale_each(small, ones))
+    tokens.store_each(to + 256, 64, small)
 
 
 @njit
-def dots_of_seven_bits(start, u8, s8, ones, to):
+def dots_of_seven_bits(start, u8, s8, to):
     total = tokens.dot_each_small(tokens.splats_i32(4, start), simd.load_u8(u8), s8)
-    tokens.store_each(to, 64, tokens.scale_each(total, ones))
+    tokens.store_each(to, 64, total)
 
 
 @njit
@@ -166,6 +167,27 @@ def test_lanes_kept_and_dropped(n):
     np.testing.assert_array_equal(out[16:], np.where(lane < n, -np.inf, x))
 
 
+@njit
+def scaled_sums(start, scale, out):
+    by_row = simd.load_f16(scale)
+    minus_magic = simd.mul(by_row, simd.splat(np.float32(-MAGIC)))
+    tokens.store_each(out, 64, tokens.scale_each(tokens.splats_i32(4, start), by_row, minus_magic))
+
+
+def test_sums_that_began_at_magic_are_scaled_with_one_rounding():
+    """Every product of a sum below 2^21 in magnitude and a half, however small, is the nearest float."""
+    rng = np.random.default_rng(2)
+    start, out = aligned(16).view(np.int32), floats(64)
+    for scale in (rng.standard_normal(16) * 0.01, rng.standard_normal(16) * 1e-6, np.full(16, 65504.0), np.zeros(16)):
+        halves = aligned(32).view(np.float16)
+        halves[:] = scale
+        sums = np.array([0, -(2**21), 2**21 - 1, rng.integers(-(2**21), 2**21)])
+        start[:] = MAGIC_BITS + sums
+        scaled_sums(start.ctypes.data, halves.ctypes.data, out.ctypes.data)
+        expected = (sums[:, None] * halves.astype(np.float64)).astype(np.float32)
+        np.testing.assert_array_equal(out.reshape(4, 16), expected)
+
+
 def dot_cases():
     rng = np.random.default_rng(1)
     for u, s in [(255, -127), (255, -128), (255, 127), (127, -128), (127, 127), (0, -128), (128, 127)]:
@@ -176,18 +198,12 @@ def dot_cases():
 
 
 def test_integer_dot_products_are_exact():
-    u8, s8, start, ones, out = (
-        aligned(64),
-        aligned(16).view(np.int8),
-        aligned(16).view(np.int32),
-        floats(4),
-        floats(128),
-    )
-    ones[:] = 1
+    u8, s8 = aligned(64), aligned(16).view(np.int8)
+    start, out = aligned(16).view(np.int32), aligned(512).view(np.int32)
     start[:] = [0, 1000, -77777, 12]
     for u, s in dot_cases():
         u8[:], s8[:] = u, s.reshape(-1)
-        addresses = (start.ctypes.data, u8.ctypes.data, s8.ctypes.data, ones.ctypes.data, out.ctypes.data)
+        addresses = (start.ctypes.data, u8.ctypes.data, s8.ctypes.data, out.ctypes.data)
 
         def expected(u, s=s):
             return start[:, None] + s @ u.reshape(16, 4).T
