@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable
 
 from hotneuron.kernels import cpu, formats, knobs
 
 TOKEN_GROUPS = (1, 4, 8)
+KEPT_VERSIONS = 8
 
 
 def ensure_kernels(format_ids: Iterable[int], progress: Callable[[str, int, int | None], None]) -> None:
@@ -33,3 +35,11 @@ def ensure_kernels(format_ids: Iterable[int], progress: Callable[[str, int, int 
     progress(stage, len(jobs), len(jobs))
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.write_text("complete\n")
+    _forget_old_versions()
+
+
+def _forget_old_versions() -> None:
+    """Kernels of sources, processors and paths compiled long ago; who still needs them compiles them again."""
+    by_age = sorted(cpu.kernel_cache().parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
+    for folder in by_age[:-KEPT_VERSIONS]:
+        shutil.rmtree(folder, ignore_errors=True)
