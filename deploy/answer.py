@@ -82,7 +82,7 @@ def ask(
     request = Request(
         request_id=uuid.uuid4().hex,
         prompt=tuple(prompt),
-        max_tokens=_ALL_TOKENS if max_tokens == -1 else max_tokens,
+        max_tokens=_ALL_TOKENS if max_tokens == -1 else min(max_tokens, _ALL_TOKENS),
         sampling=sampling,
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,

@@ -36,7 +36,12 @@ Split = Annotated[
     typer.Option("--split", help="Shares of the workers, hot first, as 50/50."),
 ]
 
-Predict = Annotated[int, typer.Option("-n", "--predict", help="Tokens to generate at most; -1: until the end.")]
+Predict = Annotated[
+    int,
+    typer.Option(
+        "-n", "--predict", callback=lambda n: _checked_length(n), help="Tokens to generate at most; -1: until the end."
+    ),
+]
 Temperature = Annotated[float, typer.Option("--temp", help="Temperature; 0: always the likeliest token.")]
 Seed = Annotated[int, typer.Option("-s", "--seed", help="Seed; -1: a new one.")]
 TopK = Annotated[int, typer.Option("--top-k", help="Keep the k likeliest; 0: all.")]
@@ -67,6 +72,12 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         parse_split(self.split)
+
+
+def _checked_length(tokens: int) -> int:
+    if tokens < 1 and tokens != -1:
+        raise RequestError(f"-n {tokens} leaves nothing to generate; give at least 1, or -1: until the end")
+    return tokens
 
 
 def parse_split(text: str | None) -> tuple[float, ...] | None:

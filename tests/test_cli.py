@@ -59,6 +59,7 @@ def test_help_of_a_verb(verb: str) -> None:
         (("bench", "-m", "unheard-of"), "smollm2-135m"),
         (("rm", "../x"), "../x"),
         (("run", "-p", "x", "-f", "y"), "-p and -f"),
+        (("run", "-p", "x", "-n", "0"), "-n 0"),
         (("run", "-p", "x", "--temp", "-1"), "temperature"),
         (("run", "-p", "x", "--temp", "nan"), "temperature"),
         (("run", "-p", "x", "--top-p", "2"), "top_p"),
