@@ -26,7 +26,7 @@ from hotneuron.actors.stream import Stream
 from hotneuron.models.errors import EngineError, HotneuronError, RequestError
 from hotneuron.models.tokenizer import Tokenizer
 
-LEASE_S = 0.04  # how long the workers run without the driver: what a reader does not notice
+LEASE_S = 0.06  # how long the workers run without the driver: what a reader does not notice
 MAX_RECOVERIES = 3  # in a row, without a token between them
 IDLE_S = 1.0
 

@@ -37,7 +37,7 @@ class EngineConfig:
     context_tokens: int | None = None
     max_slots: int = 8
     split: tuple[float, ...] | None = None  # share of each worker, the hot one first
-    lease_steps: int = 8
+    lease_steps: int = 24
     chunk_tokens: int = 512
 
     def __post_init__(self) -> None:

@@ -120,12 +120,13 @@ from hotneuron.actors.meeting import (
     int8_bytes,
     mark,
     meet,
+    padded_rows,
     part,
     query_group,
     size_index,
 )
 from hotneuron.kernels import formats
-from hotneuron.kernels.activations import interleave_block, quantize_32
+from hotneuron.kernels.activations import blank_32, clear_block, interleave_block, quantize_32
 from hotneuron.kernels.attention import store_kv
 from hotneuron.kernels.elementwise import add_rows, norm_head, rms_norm, rotate, silu_times
 from hotneuron.kernels.jit import call, njit
@@ -137,30 +138,43 @@ from hotneuron.kernels.sync import OK
 
 @njit
 def _make_input(kind, values, block, columns, n, token, int8, floats):
-    """32 floats as columns 32 block .. of a token of a group, in the kinds that the next product needs."""
+    """32 floats as columns 32 block .. of a token of a group, in the kinds that the next product needs.
+
+    values: their address; 0 is a token that is not there, past the rows of the batch.
+    """
     if kind & INT8:
-        quantize_32(values, int8, columns, n, token, block)
+        if values != 0:
+            quantize_32(values, int8, columns, n, token, block)
+        else:
+            blank_32(int8, columns, n, token, block)
     if kind & FLOATS:
-        interleave_block(values, floats, n, token, block)
+        if values != 0:
+            interleave_block(values, floats, n, token, block)
+        else:
+            clear_block(floats, n, token, block)
 
 
 @njit
 def row_input(p, kind, values, index, n):
-    """A row of WIDE floats (zeros past the hidden size) as row `index` of the normed inputs."""
+    """A row of WIDE floats (zeros past the hidden size) as row `index` of the normed inputs; 0 is a row not there."""
     columns = p[WIDE]
     int8 = p[X8] + index // n * int8_bytes(columns, n)
     floats = p[XF] + index // n * 4 * n * columns
     for block in range(columns // 32):
-        _make_input(kind, values + 128 * block, block, columns, n, index % n, int8, floats)
+        at = values + 128 * block if values != 0 else 0
+        _make_input(kind, at, block, columns, n, index % n, int8, floats)
 
 
 @njit
 def normed_rows(p, state, thread, n_rows, norm, kind, mask):
     """Rows: add the partial sums of the last meeting, norm, and make the next product's input."""
     n = group(n_rows)
-    low, high = part(n_rows, thread, p[N_THREADS])
+    low, high = part(padded_rows(n_rows), thread, p[N_THREADS])
     row_buffer = p[THREAD] + thread * p[THREAD_BYTES] + p[T_ROW]
     for row in range(low, high):
+        if row >= n_rows:
+            row_input(p, kind, 0, row, n)
+            continue
         x = p[X] + row * 4 * p[WIDE]
         if mask != 0:
             add_partials(p, state, row, mask, x)
@@ -301,10 +315,10 @@ def _attention(p, depth, state, thread, step):
 def _attention_input(p, layer, state, thread, n_rows):
     n, columns = group(n_rows), p[O_COLUMNS]
     blocks = columns // 32
-    low, high = part(n_rows * blocks, thread, p[N_THREADS])
+    low, high = part(padded_rows(n_rows) * blocks, thread, p[N_THREADS])
     for item in range(low, high):
         row, block = item // blocks, item % blocks
-        values = p[ATTENTION] + 4 * (row * columns + 32 * block)
+        values = p[ATTENTION] + 4 * (row * columns + 32 * block) if row < n_rows else 0
         int8 = p[A8] + row // n * int8_bytes(columns, n)
         floats = p[AF] + row // n * 4 * n * columns
         _make_input(layer[O_INPUT], values, block, columns, n, row % n, int8, floats)
@@ -343,9 +357,10 @@ def _neurons(p, layer, state, thread, n_rows):
                 y = up + 64 * half
                 tile(tiles, layer[UP_FORMAT], w, int8, floats, columns, n, count, y, 4 * UNIT, AHEAD_BYTES)
             silu_times(gate, up, gate, UNIT * count)
-            for k in range(count):
+            for k in range(padded_rows(n_rows) - start if start + count == n_rows else count):
+                values = gate + 4 * UNIT * k if k < count else 0
                 to8, tof = p[H8] + (start + k) // n * out8, p[HF] + (start + k) // n * outf
-                _make_input(layer[DOWN_INPUT], gate + 4 * UNIT * k, unit, wide, n, (start + k) % n, to8, tof)
+                _make_input(layer[DOWN_INPUT], values, unit, wide, n, (start + k) % n, to8, tof)
     return barrier(p, state)
 
 

@@ -63,6 +63,11 @@ def bank(p, state, ahead):
 def add_partials(p, state, row, mask, x):
     """x += the sum of the slots of the workers in `mask`, added in the order of the workers."""
     first = bank(p, state, 0) + row * 4 * p[WIDTH]
+    if mask == 3:  # two workers, the common case, without a look at the mask in every vector
+        second = first + p[SLOT_BYTES]
+        for i in range(0, 4 * p[WIDTH], 64):
+            store_f32(x + i, add(load_f32(x + i), add(load_f32(first + i), load_f32(second + i))))
+        return
     for i in range(0, 4 * p[WIDTH], 64):
         total = splat(np.float32(0))
         for w in range(p[N_WORKERS]):
@@ -84,6 +89,13 @@ def group(n_rows):
 @njit
 def size_index(n):
     return 0 if n == 1 else 1 if n == 4 else 2
+
+
+@njit
+def padded_rows(n_rows):
+    """Rows up to the end of the last group; those past n_rows are blank."""
+    n = group(n_rows)
+    return (n_rows + n - 1) // n * n
 
 
 @njit

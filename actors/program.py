@@ -60,7 +60,7 @@ from hotneuron.actors.fields import (
     X,
 )  # fmt: skip
 from hotneuron.actors.layer import row_input, run_layer, tile
-from hotneuron.actors.meeting import add_partials, barrier, group, mark, meet, part
+from hotneuron.actors.meeting import add_partials, barrier, group, mark, meet, padded_rows, part
 from hotneuron.kernels import formats
 from hotneuron.kernels.elementwise import embed, rms_norm
 from hotneuron.kernels.jit import call, njit
@@ -82,8 +82,9 @@ from hotneuron.kernels.sync import (
 
 @njit
 def _embed_rows(p, thread, n_rows, step):
-    low, high = part(n_rows, thread, p[N_THREADS])
-    for row in range(low, high):
+    # NOTE each thread takes the rows that it will norm, for there is no barrier between the two.
+    low, high = part(padded_rows(n_rows), thread, p[N_THREADS])
+    for row in range(low, min(high, n_rows)):
         token = get_i32(p[TOKENS] + 4 * row)
         if step > 0:
             token = get_i32(p[DRAWN] + 4 * ((step - 1) * p[MAX_SLOTS] + get_i32(p[ROW_SLOTS] + 4 * row)))
@@ -95,13 +96,17 @@ def _logits(p, state, thread, n_logits):
     """Logits of my vocabulary rows, for the rows of the batch that are to be drawn from or scored."""
     n = group(n_logits)
     row_buffer = p[THREAD] + thread * p[THREAD_BYTES] + p[T_ROW]
-    low, high = part(n_logits, thread, p[N_THREADS])
+    kind = INT8 if p[OUTPUT_FORMAT] < formats.HALF else FLOATS
+    low, high = part(padded_rows(n_logits), thread, p[N_THREADS])
     for i in range(low, high):
+        if i >= n_logits:
+            row_input(p, kind, 0, i, n)
+            continue
         row = get_i32(p[LOGIT_ROWS] + 4 * i)
         x = p[X] + row * 4 * p[WIDE]
         add_partials(p, state, row, p[FFN_MASK], x)
         rms_norm(x, p[OUTPUT_NORM], row_buffer, p[WIDE], p[HIDDEN], get_f32(p[EPS]))
-        row_input(p, INT8 if p[OUTPUT_FORMAT] < formats.HALF else FLOATS, row_buffer, i, n)
+        row_input(p, kind, row_buffer, i, n)
     code = barrier(p, state)
     if code != OK:
         return code
