@@ -42,6 +42,7 @@ def load() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # no call may start a second Ray behind our back
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # workers wait for each other: one that is put off holds up all
     import ray  # noqa: F401
 
 
