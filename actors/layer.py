@@ -116,8 +116,6 @@ from hotneuron.actors.meeting import (
     add_partials,
     bank,
     barrier,
-    group,
-    int8_bytes,
     mark,
     meet,
     padded_rows,
@@ -126,7 +124,14 @@ from hotneuron.actors.meeting import (
     size_index,
 )
 from hotneuron.kernels import formats
-from hotneuron.kernels.activations import blank_32, clear_block, interleave_block, quantize_32
+from hotneuron.kernels.activations import (
+    blank_32,
+    clear_block,
+    group_bytes,
+    group_of,
+    interleave_block,
+    quantize_32,
+)
 from hotneuron.kernels.attention import store_kv
 from hotneuron.kernels.elementwise import add_rows, norm_head, rms_norm, rotate, silu_times
 from hotneuron.kernels.jit import call, njit
@@ -158,7 +163,7 @@ def _make_input(kind, values, block, columns, n, token, int8, floats):
 def row_input(p, kind, values, index, n):
     """A row of WIDE floats (zeros past the hidden size) as row `index` of the normed inputs; 0 is a row not there."""
     columns = p[WIDE]
-    int8 = p[X8] + index // n * int8_bytes(columns, n)
+    int8 = p[X8] + index // n * group_bytes(columns, n)
     floats = p[XF] + index // n * 4 * n * columns
     for block in range(columns // 32):
         at = values + 128 * block if values != 0 else 0
@@ -168,7 +173,7 @@ def row_input(p, kind, values, index, n):
 @njit
 def normed_rows(p, state, thread, n_rows, norm, kind, mask):
     """Rows: add the partial sums of the last meeting, norm, and make the next product's input."""
-    n = group(n_rows)
+    n = group_of(n_rows)
     low, high = part(padded_rows(n_rows), thread, p[N_THREADS])
     row_buffer = p[THREAD] + thread * p[THREAD_BYTES] + p[T_ROW]
     for row in range(low, high):
@@ -189,14 +194,14 @@ def tile(kernels, format_id, w, int8, floats, columns, n, n_rows, y, y_stride, a
     kernel = get_i64(kernels + 8 * (GROUP_SIZES * format_id + size_index(n)))
     n_groups = (n_rows + n - 1) // n
     if format_id < formats.HALF:
-        matmul_tile(kernel, w, int8, int8_bytes(columns, n), n, n_groups, columns, y, y_stride, ahead)
+        matmul_tile(kernel, w, int8, group_bytes(columns, n), n, n_groups, columns, y, y_stride, ahead)
     else:
         matmul_tile(kernel, w, floats, 4 * n * columns, n, n_groups, columns, y, y_stride, ahead)
 
 
 @njit
 def _qkv(p, layer, state, thread, n_rows):
-    n, columns = group(n_rows), p[WIDE]
+    n, columns = group_of(n_rows), p[WIDE]
     q_tiles, k_tiles = p[Q_TILES], p[K_TILES]
     low, high = part(q_tiles + 2 * k_tiles, thread, p[N_THREADS])
     for t in range(low, high):
@@ -313,13 +318,13 @@ def _attention(p, depth, state, thread, step):
 
 @njit
 def _attention_input(p, layer, state, thread, n_rows):
-    n, columns = group(n_rows), p[O_COLUMNS]
+    n, columns = group_of(n_rows), p[O_COLUMNS]
     blocks = columns // 32
     low, high = part(padded_rows(n_rows) * blocks, thread, p[N_THREADS])
     for item in range(low, high):
         row, block = item // blocks, item % blocks
         values = p[ATTENTION] + 4 * (row * columns + 32 * block) if row < n_rows else 0
-        int8 = p[A8] + row // n * int8_bytes(columns, n)
+        int8 = p[A8] + row // n * group_bytes(columns, n)
         floats = p[AF] + row // n * 4 * n * columns
         _make_input(layer[O_INPUT], values, block, columns, n, row % n, int8, floats)
     return barrier(p, state)
@@ -328,7 +333,7 @@ def _attention_input(p, layer, state, thread, n_rows):
 @njit
 def _to_slot(p, state, thread, format_id, w, tile_bytes, int8, floats, columns, n_rows):
     """A product whose rows are the hidden size: my partial sum, into my slot of the next meeting."""
-    n, out = group(n_rows), bank(p, state, 1) + p[ME] * p[SLOT_BYTES]
+    n, out = group_of(n_rows), bank(p, state, 1) + p[ME] * p[SLOT_BYTES]
     # A shard is a part of each row's columns: what is wanted next is the same part of the next tile.
     ahead = tile_bytes if p[N_WORKERS] > 1 else AHEAD_BYTES
     low, high = part((p[WIDTH] + 15) // 16, thread, p[N_THREADS])
@@ -340,10 +345,10 @@ def _to_slot(p, state, thread, format_id, w, tile_bytes, int8, floats, columns, 
 @njit
 def _neurons(p, layer, state, thread, n_rows):
     """Gate and up rows, activation, and the input of the down product, 32 neurons at a time."""
-    n, columns, wide = group(n_rows), p[WIDE], p[NEURON_UNITS] * UNIT
+    n, columns, wide = group_of(n_rows), p[WIDE], p[NEURON_UNITS] * UNIT
     memory, tiles = p[THREAD] + thread * p[THREAD_BYTES], p[TILE_KERNELS]
     gate, up = memory + p[T_GATE], memory + p[T_UP]
-    in8, inf, out8, outf = int8_bytes(columns, n), 4 * n * columns, int8_bytes(wide, n), 4 * n * wide
+    in8, inf, out8, outf = group_bytes(columns, n), 4 * n * columns, group_bytes(wide, n), 4 * n * wide
     low, high = part(p[NEURON_UNITS], thread, p[N_THREADS])
     for unit in range(low, high):
         for start in range(0, n_rows, SUB_BATCH):

@@ -22,6 +22,7 @@ from hotneuron.actors.fields import (
     TRACE,
     WIDTH,
 )  # fmt: skip
+from hotneuron.kernels.activations import group_of
 from hotneuron.kernels.jit import njit
 from hotneuron.kernels.memory import get_i64, put_i64
 from hotneuron.kernels.simd import add, load_f32, splat, store_f32
@@ -82,11 +83,6 @@ def part(count, thread, n_threads):
 
 
 @njit
-def group(n_rows):
-    return 1 if n_rows == 1 else 4 if n_rows <= 4 else 8
-
-
-@njit
 def size_index(n):
     return 0 if n == 1 else 1 if n == 4 else 2
 
@@ -94,7 +90,7 @@ def size_index(n):
 @njit
 def padded_rows(n_rows):
     """Rows up to the end of the last group; those past n_rows are blank."""
-    n = group(n_rows)
+    n = group_of(n_rows)
     return (n_rows + n - 1) // n * n
 
 
@@ -102,11 +98,6 @@ def padded_rows(n_rows):
 def query_group(n_queries):
     """Queries that pass through attention together, and which of `attention.GROUP_SIZES` that is."""
     return (n_queries, n_queries - 1) if n_queries <= 4 else (8, 4)
-
-
-@njit
-def int8_bytes(columns, n):
-    return n * (columns + columns // 32 * 16 + columns // 16 * 4)
 
 
 @njit

@@ -60,8 +60,9 @@ from hotneuron.actors.fields import (
     X,
 )  # fmt: skip
 from hotneuron.actors.layer import row_input, run_layer, tile
-from hotneuron.actors.meeting import add_partials, barrier, group, mark, meet, padded_rows, part
+from hotneuron.actors.meeting import add_partials, barrier, mark, meet, padded_rows, part
 from hotneuron.kernels import formats
+from hotneuron.kernels.activations import group_of
 from hotneuron.kernels.elementwise import embed, rms_norm
 from hotneuron.kernels.jit import call, njit
 from hotneuron.kernels.matmul import AHEAD_BYTES
@@ -94,7 +95,7 @@ def _embed_rows(p, thread, n_rows, step):
 @njit
 def _logits(p, state, thread, n_logits):
     """Logits of my vocabulary rows, for the rows of the batch that are to be drawn from or scored."""
-    n = group(n_logits)
+    n = group_of(n_logits)
     row_buffer = p[THREAD] + thread * p[THREAD_BYTES] + p[T_ROW]
     kind = INT8 if p[OUTPUT_FORMAT] < formats.HALF else FLOATS
     low, high = part(padded_rows(n_logits), thread, p[N_THREADS])

@@ -24,12 +24,14 @@ from hotneuron.kernels.simd import absolute, load_f32, max_lanes, maximum, mul, 
 ONE_127TH = np.float32(1 / 127)
 
 
-def group_of(n_tokens: int) -> int:
+@njit
+def group_of(n_tokens):
     """Tokens in an interleaved group, for a batch of n_tokens."""
     return 1 if n_tokens == 1 else 4 if n_tokens <= 4 else 8
 
 
-def group_bytes(columns: int, n: int) -> int:
+@njit
+def group_bytes(columns, n):
     """Bytes of a quantized group of n tokens."""
     return n * (columns + columns // 32 * 16 + columns // 16 * 4)
 

@@ -80,18 +80,6 @@ def add_rows(x, y, out, width):
 
 
 @njit
-def zero_row(x, width):
-    for i in range(0, 4 * width, 64):
-        store_f32(x + i, splat(np.float32(0)))
-
-
-@njit
-def copy_row(x, out, width):
-    for i in range(0, 4 * width, 64):
-        store_f32(out + i, load_f32(x + i))
-
-
-@njit
 def rotate(x, cos_sin, dims):
     """Rotary embedding in place: element i with i + dims / 2, by angle i; cos_sin: f32 [dims / 2] cosines, then sines."""
     half = dims // 2

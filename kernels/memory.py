@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 from llvmlite import ir
 
-from hotneuron.kernels.jit import njit  # before Numba, which it sets up
+from hotneuron.kernels import cpu  # noqa: F401  (before Numba, which it sets up)
 
-from numba import carray, types  # isort: skip
+from numba import types  # isort: skip
 from numba.extending import intrinsic  # isort: skip
 
 _TYPES = {"f32": (types.float32, ir.FloatType()), "i32": (types.int32, ir.IntType(32)), "i64": (types.int64, ir.IntType(64)),
@@ -46,23 +45,3 @@ def _put(kind):
 
 get_f32, get_i32, get_i64, get_u8, get_u16 = (_get(kind) for kind in ("f32", "i32", "i64", "u8", "u16"))
 put_f32, put_i32, put_i64 = (_put(kind) for kind in ("f32", "i32", "i64"))
-
-
-@intrinsic
-def _pointer(typingctx, address):
-    def codegen(context, builder, sig, args):
-        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.int64), codegen
-
-
-@njit
-def f32_at(address, n):
-    """The n floats at an address as an array."""
-    return carray(_pointer(address), (n,), np.float32)
-
-
-@njit
-def i32_at(address, n):
-    """The n int32 at an address as an array."""
-    return carray(_pointer(address), (n,), np.int32)

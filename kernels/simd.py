@@ -117,12 +117,6 @@ def splat(b, x):
     return splat_value(b, x)
 
 
-@op(F32(ADDRESS))
-def splat_at(b, address):
-    """The float at an address, in every lane."""
-    return splat_value(b, load_at(b, address, FLOAT32))
-
-
 @op(F32(F32, F32, F32))
 def fma(b, x, y, z):
     """x * y + z, rounded once."""
@@ -203,13 +197,6 @@ def max_lanes(b, v):
 def zero_below(b, x, limit, y):
     """0 in the lanes where x < limit, y in the others."""
     return b.select(b.fcmp_ordered("<", x, limit), ir.Constant(VF, None), y)
-
-
-@op(types.void(ADDRESS, types.float32))
-def put_f16(b, address, x):
-    """Store a float as a half, to nearest even, cut to the largest half."""
-    half = _float_to_half(b, splat_value(b, x))
-    store_at(b, address, b.extract_element(half, INT32(0)))
 
 
 @op(types.void(ADDRESS, types.int64, F32))

@@ -7,7 +7,6 @@ others get their turn, on a machine with fewer cores than threads.
 from __future__ import annotations
 
 import platform
-import sys
 
 from llvmlite import ir
 
@@ -20,7 +19,6 @@ from numba.extending import intrinsic  # isort: skip
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _X86 = platform.machine() in ("x86_64", "AMD64")
-HAS_FUTEX = sys.platform == "linux"
 SYS_FUTEX = 202 if _X86 else 98
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
 
