@@ -44,4 +44,4 @@ def _put(kind):
 
 
 get_f32, get_i32, get_i64, get_u8, get_u16 = (_get(kind) for kind in ("f32", "i32", "i64", "u8", "u16"))
-put_f32, put_i32, put_i64 = (_put(kind) for kind in ("f32", "i32", "i64"))
+put_f32, put_i32, put_i64, put_u8 = (_put(kind) for kind in ("f32", "i32", "i64", "u8"))

@@ -52,7 +52,7 @@ def store_f32(b, address, value):
     store_at(b, address, value)
 
 
-def _half_to_float(b, bits):
+def half_to_float(b, bits):
     """16 halves as i16 to f32."""
     if PATH != "portable":
         return b.fpext(b.bitcast(bits, ir.VectorType(ir.HalfType(), LANES)), VF)
@@ -84,7 +84,7 @@ def _float_to_half(b, value):
 @op(F32(ADDRESS))
 def load_f16(b, address):
     """16 halves to f32."""
-    return _half_to_float(b, load_at(b, address, ir.VectorType(I16, LANES)))
+    return half_to_float(b, load_at(b, address, ir.VectorType(I16, LANES)))
 
 
 @op(F32(ADDRESS))
@@ -96,7 +96,7 @@ def load_bf16(b, address):
 @op(types.float32(ADDRESS))
 def get_f16(b, address):
     """The half at an address."""
-    return b.extract_element(_half_to_float(b, splat_value(b, load_at(b, address, I16))), INT32(0))
+    return b.extract_element(half_to_float(b, splat_value(b, load_at(b, address, I16))), INT32(0))
 
 
 @op(types.float32(ADDRESS))

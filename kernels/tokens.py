@@ -32,7 +32,7 @@ from numba import types  # isort: skip
 from numba.extending import intrinsic  # isort: skip
 
 
-def _dot(b, acc, u8, s8, small):
+def dot_product(b, acc, u8, s8, small):
     """acc[lane] += sum over 4 of u8[4 lane + i] * s8[4 lane + i]; exact. `small`: every u8 is at most 127."""
     if PATH == "avx512":
         return call_intrinsic(b, "llvm.x86.avx512.vpdpbusd.512", VI, acc, b.bitcast(u8, VI), s8)
@@ -140,7 +140,7 @@ def splats_i32(typingctx, n, address):
 
 
 def _dot_token(b, k, acc, u8, address, small):
-    return _dot(b, acc, u8, splat_value(b, load_at(b, add_bytes(b, address, 4 * k), INT32)), small)
+    return dot_product(b, acc, u8, splat_value(b, load_at(b, add_bytes(b, address, 4 * k), INT32)), small)
 
 
 def _integer(emit):

@@ -12,7 +12,14 @@ import pytest
 from hotneuron.kernels import cpu
 
 TESTS = Path(__file__).parent
-KERNEL_TESTS = ("test_simd.py", "test_matmul.py", "test_attention.py", "test_sampling.py")
+KERNEL_TESTS = (
+    "test_simd.py",
+    "test_matmul.py",
+    "test_rows.py",
+    "test_down.py",
+    "test_attention.py",
+    "test_sampling.py",
+)
 PROGRAM_TESTS = ("test_program.py", "test_answers.py")
 
 
