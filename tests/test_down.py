@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as T
@@ -39,7 +41,7 @@ def product(packed: np.ndarray, layout: DownLayout, activations: np.ndarray, par
     step = max(1, 128 // layout.line_outputs)
     lines = layout.tall // layout.line_outputs
     cuts = [lines // step * i // parts * step for i in range(parts)] + [lines]
-    for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+    for first, last in pairwise(cuts):
         if first < last:
             _down(down.down_address(layout.format_id, layout.scaling), (
                 memory.ctypes.data, layout.unit_bytes, layout.row_bytes, layout.scales_at, layout.minimums_at, n_units,
@@ -58,10 +60,14 @@ def matrix(rng, type_, scaling, outputs, neurons):
     return raw, layout, pack_down(raw, type_, neurons, layout)
 
 
+def case_name(value: T | int) -> str:
+    return value.name if isinstance(value, T) else ("shared", "own")[value]
+
+
 CASES = [(t, s) for t in TYPES for s in (SHARED, OWN) if format_of(t) == formats.FORMAT_OF[t]]
 
 
-@pytest.mark.parametrize(("type_", "scaling"), CASES, ids=lambda v: v.name if isinstance(v, T) else ("shared", "own")[v])
+@pytest.mark.parametrize(("type_", "scaling"), CASES, ids=case_name)
 def test_product_is_the_references(type_, scaling):
     rng = np.random.default_rng(1)
     is_float = formats.FORMAT_OF[type_] >= formats.HALF
@@ -82,7 +88,7 @@ def test_product_is_the_references(type_, scaling):
                 assert np.abs(y - reference).max() <= 2e-4 * size
 
 
-@pytest.mark.parametrize(("type_", "scaling"), CASES, ids=lambda v: v.name if isinstance(v, T) else ("shared", "own")[v])
+@pytest.mark.parametrize(("type_", "scaling"), CASES, ids=case_name)
 def test_a_tokens_bits_depend_neither_on_its_company_nor_on_the_threads(type_, scaling):
     rng = np.random.default_rng(2)
     _, layout, packed = matrix(rng, type_, scaling, 1280, 256)
