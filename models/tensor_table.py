@@ -66,7 +66,8 @@ def _shapes(config: ModelConfig) -> dict[str, Shape]:
 
 
 def _norm_shapes(role: str, config: ModelConfig) -> dict[str, Shape]:
-    return {role: (config.hidden,)} | ({f"{role}_bias": (config.hidden,)} if config.norm == "layer" else {})
+    roles = [role, f"{role}_bias"] if config.norm == "layer" else [role]
+    return dict.fromkeys(roles, (config.hidden,))
 
 
 def _attention_shapes(config: ModelConfig) -> dict[str, Shape]:
