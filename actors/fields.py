@@ -12,7 +12,7 @@
     MAX_SLOTS,
     MAX_BLOCKS, HIDDEN, WIDTH, WIDE, VOCAB, LOGIT_STRIDE, N_LAYERS, HEAD_DIM, HEAD, ROPE_DIMS, ROPE, QUERY_SCALE,
     EPS, WINDOW,
-    GROUP_HEADS, ATTENTION_MASK, FFN_MASK,
+    GROUP_HEADS, ATTENTION_MASK, FFN_MASK,  # whose sums to add: FFN_MASK of the last layer
     # The shard.
     FIRST_HEAD, LAST_HEAD, FIRST_KV, LAST_KV, Q_TILES, K_TILES, O_COLUMNS, O_SKEW, NEURON_UNITS, VOCAB_TILE,
     VOCAB_TILES,
@@ -34,8 +34,10 @@
     GATE_FORMAT,
     GATE_TILE, UP, UP_FORMAT, UP_TILE, DOWN, DOWN_FORMAT, DOWN_TILE, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM,
     QKV_INPUT, O_INPUT,
-    FFN_INPUT, DOWN_INPUT, LAYER_SIZE,
-) = range(33)  # fmt: skip
+    FFN_INPUT, DOWN_INPUT,
+    # My neurons of this layer, and whose partial sums the layer before it left to add (bits; 0 before the first).
+    FIRST_NEURON, LAST_NEURON, MASK_BEFORE, LAYER_SIZE,
+) = range(36)  # fmt: skip
 
 INT8, FLOATS = 1, 2  # what a phase's input must be made as: bits of QKV_INPUT ...
 GROUP_SIZES = 3

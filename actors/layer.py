@@ -23,10 +23,10 @@ from hotneuron.actors.fields import (
     DOWN_TILE,
     EPS,
     FFN_INPUT,
-    FFN_MASK,
     FFN_NORM,
     FIRST_HEAD,
     FIRST_KV,
+    FIRST_NEURON,
     FLOATS,
     GATE,
     GATE_FORMAT,
@@ -50,12 +50,13 @@ from hotneuron.actors.fields import (
     KV_LAYER_BYTES,
     LAST_HEAD,
     LAST_KV,
+    LAST_NEURON,
+    MASK_BEFORE,
     MAX_BLOCKS,
     ME,
     MEETING,
     N_THREADS,
     N_WORKERS,
-    NEURON_UNITS,
     NEURONS,
     NORM,
     O_COLUMNS,
@@ -345,11 +346,11 @@ def _to_slot(p, state, thread, format_id, w, tile_bytes, int8, floats, columns, 
 @njit
 def _neurons(p, layer, state, thread, n_rows):
     """Gate and up rows, activation, and the input of the down product, 32 neurons at a time."""
-    n, columns, wide = group_of(n_rows), p[WIDE], p[NEURON_UNITS] * UNIT
+    n, columns, wide = group_of(n_rows), p[WIDE], layer[LAST_NEURON] - layer[FIRST_NEURON]
     memory, tiles = p[THREAD] + thread * p[THREAD_BYTES], p[TILE_KERNELS]
     gate, up = memory + p[T_GATE], memory + p[T_UP]
     in8, inf, out8, outf = group_bytes(columns, n), 4 * n * columns, group_bytes(wide, n), 4 * n * wide
-    low, high = part(p[NEURON_UNITS], thread, p[N_THREADS])
+    low, high = part(wide // UNIT, thread, p[N_THREADS])
     for unit in range(low, high):
         for start in range(0, n_rows, SUB_BATCH):
             count, first = min(SUB_BATCH, n_rows - start), start // n
@@ -371,7 +372,7 @@ def _neurons(p, layer, state, thread, n_rows):
 
 @njit
 def run_layer(p, layer, depth, state, thread, n_rows, step):
-    code = normed_rows(p, state, thread, n_rows, layer[ATTN_NORM], layer[QKV_INPUT], p[FFN_MASK] if depth > 0 else 0)
+    code = normed_rows(p, state, thread, n_rows, layer[ATTN_NORM], layer[QKV_INPUT], layer[MASK_BEFORE])
     if code != OK:
         return code
     mark(p, state, thread, NORM)
@@ -401,12 +402,12 @@ def run_layer(p, layer, depth, state, thread, n_rows, step):
     if code != OK:
         return code
     mark(p, state, thread, NORM)
-    if p[NEURON_UNITS] > 0:
+    wide = layer[LAST_NEURON] - layer[FIRST_NEURON]
+    if wide > 0:
         code = _neurons(p, layer, state, thread, n_rows)
         if code != OK:
             return code
         mark(p, state, thread, NEURONS)
-        wide = p[NEURON_UNITS] * UNIT
         _to_slot(p, state, thread, layer[DOWN_FORMAT], layer[DOWN], layer[DOWN_TILE], p[H8], p[HF], wide, n_rows)
         mark(p, state, thread, DOWN_PRODUCT)
     code = meet(p, state, thread)

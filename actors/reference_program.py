@@ -136,8 +136,8 @@ class ReferenceProgram:
         mine = self._attention(layer, normed, positions) if self._shard.has_heads else None
         x = x + self._sum(mine, [shard.has_heads for shard in shards], len(x))
         normed = self._norm(x, self._pack.vector(role("ffn_norm")))
-        mine = self._neurons(layer, normed) if self._shard.has_neurons else None
-        return x + self._sum(mine, [shard.has_neurons for shard in shards], len(x))
+        mine = self._neurons(layer, normed) if self._shard.has_neurons_in(layer) else None
+        return x + self._sum(mine, [shard.has_neurons_in(layer) for shard in shards], len(x))
 
     def _norm(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """RMS norm of the last axis; the weight may be longer, as packs pad it."""
@@ -191,7 +191,7 @@ class ReferenceProgram:
 
     def _neurons(self, layer: int, normed: np.ndarray) -> np.ndarray:
         """My neurons' part of the FFN."""
-        first, last = self._shard.neurons
+        first, last = self._shard.neurons[layer]
         mine = slice(first, min(last, self._config.ffn))
         gate, up = (self._product(f"{layer}.{name}", normed, mine) for name in ("ffn_gate", "ffn_up"))
         return self._product(f"{layer}.ffn_down", gate / (1 + np.exp(-gate)) * up, columns=mine)

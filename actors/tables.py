@@ -55,9 +55,10 @@ def _both(memory: Memory, rows: int, columns: int) -> tuple[int, int]:
     return memory.take(rows // 8 * group_bytes(columns, 8)), memory.take(4 * rows * columns)
 
 
-def _layer_table(pack: Pack, config: ModelConfig, heads: tuple[int, int], kv: tuple[int, int], neurons: tuple[int, int]) -> np.ndarray:
+def _layer_table(pack: Pack, config: ModelConfig, plan: Plan, me: int) -> np.ndarray:
     table = np.zeros((config.n_layers, P.LAYER_SIZE), np.int64)
-    head = head_width(config)
+    shard, head = plan.shards[me], head_width(config)
+    heads, kv = shard.heads, shard.kv_heads(config)
 
     def put(row: np.ndarray, at: int, role: str, first_row: int = 0, first_column: int = 0) -> int:
         m = pack.matrices[role]
@@ -66,7 +67,7 @@ def _layer_table(pack: Pack, config: ModelConfig, heads: tuple[int, int], kv: tu
         return m.format_id
 
     for layer in range(config.n_layers):
-        row, name = table[layer], f"{layer}.".__add__
+        row, name, neurons = table[layer], f"{layer}.".__add__, shard.neurons[layer]
         row[P.ATTN_NORM], row[P.FFN_NORM] = pack.vector_address(name("attn_norm")), pack.vector_address(name("ffn_norm"))
         q = put(row, P.Q, name("attn_q"), first_row=heads[0] * head)
         k = put(row, P.K, name("attn_k"), first_row=kv[0] * head)
@@ -77,10 +78,17 @@ def _layer_table(pack: Pack, config: ModelConfig, heads: tuple[int, int], kv: tu
         down = put(row, P.DOWN, name("ffn_down"), first_column=neurons[0])
         row[P.QKV_INPUT], row[P.O_INPUT] = _inputs(q, k, v), _inputs(o)
         row[P.FFN_INPUT], row[P.DOWN_INPUT] = _inputs(gate, up), _inputs(down)
+        row[P.FIRST_NEURON : P.LAST_NEURON + 1] = neurons
+        row[P.MASK_BEFORE] = _ffn_mask(plan, layer - 1) if layer > 0 else 0
         for at, role in ((P.Q_BIAS, "attn_q_bias"), (P.K_BIAS, "attn_k_bias"), (P.V_BIAS, "attn_v_bias"),
                          (P.Q_NORM, "attn_q_norm"), (P.K_NORM, "attn_k_norm")):  # fmt: skip
             row[at] = pack.vector_address(name(role))
     return table
+
+
+def _ffn_mask(plan: Plan, layer: int) -> int:
+    """Bit w: worker w computes a part of this layer's FFN."""
+    return sum(1 << w for w, shard in enumerate(plan.shards) if shard.has_neurons_in(layer))
 
 
 def rope_table(config: ModelConfig, context_tokens: int) -> np.ndarray:
@@ -96,7 +104,7 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
     head, rows = head_width(config), arena.max_rows
     kv = shard.kv_heads(config)
     n_kv, n_q = kv[1] - kv[0], shard.heads[1] - shard.heads[0]
-    wide, units = padded(config.hidden, 64), (shard.neurons[1] - shard.neurons[0]) // P.UNIT
+    wide, units = padded(config.hidden, 64), shard.most_neurons // P.UNIT
     o_low, o_high = shard.heads[0] * head // 64 * 64, padded(shard.heads[1] * head, 64)
     output_role = "token_embd" if config.tied_embeddings else "output"
     output, embedding = pack.matrices[output_role], pack.matrices["token_embd"]
@@ -128,7 +136,7 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
     a8, af = _both(memory, rows, max(o_high - o_low, 64))
     h8, hf = _both(memory, rows, max(units * P.UNIT, 64))
     qkv_stride = 4 * head * (n_q + 2 * n_kv)
-    mask = [sum(1 << w for w, s in enumerate(plan.shards) if has(s)) for has in (lambda s: s.has_heads, lambda s: s.has_neurons)]
+    attention_mask = sum(1 << w for w, s in enumerate(plan.shards) if s.has_heads)
     values = {
         P.ARENA: address, P.N_WORKERS: plan.n_workers, P.ME: me, P.N_THREADS: n_threads, P.TEAM: memory.take(64),
         P.DEADLINE_NS: deadline_ns, P.COUNTERS: address + WORKERS_AT, P.COMMAND: address + arena.command,
@@ -142,7 +150,7 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
         P.WIDE: wide, P.VOCAB: config.vocab, P.LOGIT_STRIDE: arena.vocab, P.N_LAYERS: config.n_layers,
         P.HEAD_DIM: config.head_dim, P.HEAD: head, P.ROPE_DIMS: config.rope.dims, P.ROPE: rope_at, P.QUERY_SCALE: constants,
         P.EPS: constants + 4, P.WINDOW: config.sliding_window, P.GROUP_HEADS: config.n_heads // config.n_kv_heads,
-        P.ATTENTION_MASK: mask[0], P.FFN_MASK: mask[1], P.FIRST_HEAD: shard.heads[0], P.LAST_HEAD: shard.heads[1],
+        P.ATTENTION_MASK: attention_mask, P.FFN_MASK: _ffn_mask(plan, config.n_layers - 1), P.FIRST_HEAD: shard.heads[0], P.LAST_HEAD: shard.heads[1],
         P.FIRST_KV: kv[0], P.LAST_KV: kv[1], P.Q_TILES: n_q * head // 16, P.K_TILES: n_kv * head // 16,
         P.O_COLUMNS: o_high - o_low, P.O_SKEW: 4 * (shard.heads[0] * head - o_low), P.NEURON_UNITS: units,
         P.VOCAB_TILE: shard.vocab_tiles[0], P.VOCAB_TILES: shard.vocab_tiles[1] - shard.vocab_tiles[0],
@@ -159,7 +167,7 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
     }  # fmt: skip
     for at, value in values.items():
         p[at] = value
-    layers = _layer_table(pack, config, shard.heads, kv, shard.neurons)
+    layers = _layer_table(pack, config, plan, me)
     return Tables(p, layers, memory, memory.take(64 * n_threads))
 
 

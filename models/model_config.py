@@ -6,10 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hotneuron.models.architectures.architecture import Architecture, Presence
+from hotneuron.models.architectures.architecture import (
+    Activation,
+    Architecture,
+    Norm,
+    Positions,
+    Presence,
+    UpActivation,
+)
 from hotneuron.models.architectures.registry import ARCHITECTURES
 from hotneuron.models.dequantize import dequantize
-from hotneuron.models.errors import UnsupportedError
+from hotneuron.models.errors import ModelFileError, UnsupportedError
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.metadata import Metadata
 from hotneuron.models.rope import RopeConfig, Scaling
@@ -22,8 +29,11 @@ MAX_HEAD_DIM = 1024
 MAX_FFN = 1 << 20
 MAX_VOCAB = 1 << 22
 MAX_CONTEXT_TOKENS = 1 << 24
+MAX_RANK = 1 << 16  # of an activation predictor
 MIN_ROPE_FACTOR, MAX_ROPE_FACTOR = 1e-3, 1e6
 _SCALINGS: dict[str, Scaling] = {"none": "none", "linear": "linear", "yarn": "yarn"}
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu": "gelu", "relu": "relu"}
+_F32_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +54,22 @@ class ModelConfig:
     qkv_bias: bool
     qk_norm: bool
     tied_embeddings: bool
+    activation: Activation = "silu"  # of the gate, or of up where there is no gate; gelu is the tanh approximation
+    up_activation: UpActivation = "none"
+    gated: bool = True  # False: down(activation(up(x)))
+    norm: Norm = "rms"  # layer: LayerNorm with bias
+    positions: Positions = "rope"  # learned: rows of position_embd are added to the embedding, and `rope` is not used
+    fused_qkv: bool = False  # the file has one attn_qkv: rows of all q heads, then k heads, then v heads
+    parallel: bool = False  # x + attention(norm(x)) + ffn(norm(x))
+    attn_norm_2: bool = False  # parallel: attention has this norm of its own, and attn_norm is the FFN's
+    linear_bias: bool = False  # of q, k, v, output, up and down
+    predictor_ranks: tuple[int, ...] = ()  # one a layer; empty: the file has no predictor
+    down_transposed: bool = False  # the file has ffn_down_t (row n: output column of neuron n), not ffn_down
+    sparse_threshold: float = 0.0  # a neuron whose predicted logit is at least this is active
 
     @classmethod
-    def from_file(cls, file: GGUFFile) -> ModelConfig:
-        """Reads metadata and checks every tensor against them.
+    def from_file(cls, file: GGUFFile, activation: str | None = None) -> ModelConfig:
+        """Reads metadata and checks every tensor against them. activation: the user's word against the file's.
 
         Raises ModelFileError (missing, wrong or contradictory) or UnsupportedError (architecture, variant, type).
         """
@@ -58,13 +80,14 @@ class ModelConfig:
             raise UnsupportedError(f"{file.path}: architecture {name[:60]!r}; supported are {', '.join(ARCHITECTURES)}")
         if metadata.integer(".expert_count", 0, 1 << 16, default=0):
             raise UnsupportedError(f"{file.path}: mixtures of experts are not supported, only dense models are")
-        config = _read(metadata, architecture)
+        config = _read(metadata, architecture, activation)
         check_tensors(file, config)
         return config
 
 
-def _read(metadata: Metadata, architecture: Architecture) -> ModelConfig:
+def _read(metadata: Metadata, architecture: Architecture, activation: str | None) -> ModelConfig:
     file = metadata.file
+    n_layers = metadata.integer(".block_count", 1, MAX_LAYERS)
     hidden = metadata.integer(".embedding_length", 1, MAX_HIDDEN)
     n_heads = metadata.integer(".attention.head_count", 1, MAX_HEADS)
     n_kv_heads = metadata.integer(".attention.head_count_kv", 1, MAX_HEADS, default=n_heads)
@@ -79,10 +102,11 @@ def _read(metadata: Metadata, architecture: Architecture) -> ModelConfig:
     if value_dim != head_dim:
         raise UnsupportedError(f"{file.path}: keys of {head_dim} and values of {value_dim}; equal sizes are supported")
     context_tokens = metadata.integer(".context_length", 1, MAX_CONTEXT_TOKENS)
+    eps_key = f".attention.layer_norm_{'rms_' if architecture.norm == 'rms' else ''}epsilon"
     return ModelConfig(
         architecture=architecture.name,
         name=metadata.text("general.name", default=file.path.stem),
-        n_layers=metadata.integer(".block_count", 1, MAX_LAYERS),
+        n_layers=n_layers,
         hidden=hidden,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
@@ -90,17 +114,60 @@ def _read(metadata: Metadata, architecture: Architecture) -> ModelConfig:
         ffn=metadata.integer(".feed_forward_length", 1, MAX_FFN),
         vocab=_vocab(metadata),
         context_tokens=context_tokens,
-        norm_eps=metadata.real(".attention.layer_norm_rms_epsilon", 1e-12, 1.0),
+        norm_eps=metadata.real(eps_key, 1e-12, 1.0, default=architecture.default_norm_eps),
         rope=_rope(metadata, architecture, head_dim, context_tokens),
         sliding_window=metadata.integer(".attention.sliding_window", 0, MAX_CONTEXT_TOKENS, default=0),
         qkv_bias=_present(architecture.qkv_bias, file, "blk.0.attn_q.bias"),
         qk_norm=_present(architecture.qk_norm, file, "blk.0.attn_q_norm.weight"),
         tied_embeddings="output.weight" not in file.tensors,
+        activation=_activation(metadata, architecture, activation),
+        up_activation=architecture.up_activation,
+        gated=architecture.gated,
+        norm=architecture.norm,
+        positions=architecture.positions,
+        fused_qkv=architecture.fused_qkv,
+        parallel=architecture.parallel,
+        attn_norm_2=_present(architecture.attn_norm_2, file, "blk.0.attn_norm_2.weight"),
+        linear_bias=architecture.linear_bias,
+        predictor_ranks=_predictor_ranks(file, n_layers, hidden),
+        down_transposed="blk.0.ffn_down_t.weight" in file.tensors,
+        sparse_threshold=metadata.real("powerinfer.sparse_threshold", -_F32_MAX, _F32_MAX, default=0.0),
     )
 
 
 def _present(presence: Presence, file: GGUFFile, tensor: str) -> bool:
     return presence == "always" or (presence == "optional" and tensor in file.tensors)
+
+
+def _activation(metadata: Metadata, architecture: Architecture, asked: str | None) -> Activation:
+    """What the user asks for, else what the file says, else ReLU for a sparse file and the architecture's own."""
+    default = "relu" if metadata.file.magic == "PWRI" else architecture.activation
+    name = asked or metadata.text(".hidden_activation", default=default)
+    if name not in _ACTIVATIONS:
+        supported = ", ".join(_ACTIVATIONS)
+        raise UnsupportedError(f"{metadata.file.path}: activation {name[:60]!r}; supported are {supported}")
+    return _ACTIVATIONS[name]
+
+
+def _predictor_ranks(file: GGUFFile, n_layers: int, hidden: int) -> tuple[int, ...]:
+    """The rank of each layer's predictor, which is the number of its fc1's rows; empty where there is none.
+
+    The magic decides nothing: a complete predictor in a GGUF file is as good.
+    """
+    if file.magic != "PWRI" and not any(name.endswith((".fc1.weight", ".fc2.weight")) for name in file.tensors):
+        return ()
+    ranks = []
+    for layer in range(n_layers):
+        name = f"blk.{layer}.fc1.weight"
+        info, expected = file.tensors.get(name), f"one of shape ({hidden}, rank) is expected"
+        if info is None:
+            why = "in a PWRI file" if file.magic == "PWRI" else "where other layers have a predictor"
+            raise ModelFileError(file.path, f"tensor {name}", f"is missing; {expected} {why}")
+        if len(info.shape) != 2 or info.shape[0] != hidden or not 1 <= info.shape[1] <= MAX_RANK:
+            problem = f"has shape {info.shape}; {expected}, with a rank of 1 to {MAX_RANK}"
+            raise ModelFileError(file.paths[info.part], f"tensor {name}", problem)
+        ranks.append(info.shape[1])
+    return tuple(ranks)
 
 
 def _vocab(metadata: Metadata) -> int:

@@ -5,7 +5,7 @@ Pure data, solved from a model's sizes and the wanted shares. Worker 0 is the ho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hotneuron.kernels.attention import head_block_bytes
@@ -19,10 +19,10 @@ NEURON_UNIT = 64  # neurons are dealt out in blocks of the down product's column
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What one worker holds: half-open ranges; heads and neurons are the same in every layer."""
+    """What one worker holds, as half-open ranges; its heads are the same in every layer."""
 
     heads: tuple[int, int]
-    neurons: tuple[int, int]
+    neurons: tuple[tuple[int, int], ...]  # of each layer: positions in the pack's order, in multiples of NEURON_UNIT
     vocab_tiles: tuple[int, int]
     weight_bytes: int
 
@@ -32,7 +32,17 @@ class Shard:
 
     @property
     def has_neurons(self) -> bool:
-        return self.neurons[1] > self.neurons[0]
+        """In any layer."""
+        return self.most_neurons > 0
+
+    @property
+    def most_neurons(self) -> int:
+        """Of one layer: what the worker's rows must have room for."""
+        return max(last - first for first, last in self.neurons)
+
+    def has_neurons_in(self, layer: int) -> bool:
+        first, last = self.neurons[layer]
+        return last > first
 
     def kv_heads(self, config: ModelConfig) -> tuple[int, int]:
         """The KV heads that this shard's heads read. One whose heads are on two workers is computed by both."""
@@ -73,23 +83,20 @@ def kv_token_bytes(config: ModelConfig, shards: tuple[Shard, ...] | None = None)
     return per_head * sum(high - low for low, high in spans)
 
 
-def _weight_bytes(
-    pack: Pack, config: ModelConfig, heads: tuple[int, int], neurons: tuple[int, int], tiles: tuple[int, int]
-) -> int:
+def _weight_bytes(pack: Pack, config: ModelConfig, shard: Shard) -> int:
     """Bytes of matrices that a shard reads for every token (the embedding's few rows aside)."""
-    shard = Shard(heads, neurons, tiles, 0)
     kv_low, kv_high = shard.kv_heads(config)
-    head_share = (heads[1] - heads[0]) / config.n_heads
+    head_share = (shard.heads[1] - shard.heads[0]) / config.n_heads
     kv_share = (kv_high - kv_low) / config.n_kv_heads
-    neuron_share = (neurons[1] - neurons[0]) / padded(config.ffn, NEURON_UNIT)
+    neuron_shares = [(last - first) / padded(config.ffn, NEURON_UNIT) for first, last in shard.neurons]
     shares = {"attn_q": head_share, "attn_output": head_share, "attn_k": kv_share, "attn_v": kv_share}
     total = 0.0
     for role, matrix in pack.matrices.items():
-        _, _, name = role.partition(".")
+        layer, _, name = role.partition(".")
         if name:
-            total += matrix.n_bytes * shares.get(name, neuron_share)
+            total += matrix.n_bytes * (shares[name] if name in shares else neuron_shares[int(layer)])
     output = pack.matrices["token_embd" if config.tied_embeddings else "output"]
-    return round(total + output.tile_bytes * (tiles[1] - tiles[0]))
+    return round(total + output.tile_bytes * (shard.vocab_tiles[1] - shard.vocab_tiles[0]))
 
 
 def solve(pack: Pack, config: ModelConfig, shares: tuple[float, ...], context_tokens: int, kv_tokens: int) -> Plan:
@@ -98,8 +105,8 @@ def solve(pack: Pack, config: ModelConfig, shares: tuple[float, ...], context_to
         raise RequestError(f"split={'/'.join(map(str, shares))}: give one number of at least 0 a worker, not all 0")
     units = padded(config.ffn, NEURON_UNIT) // NEURON_UNIT
     heads = deal(config.n_heads, shares)
-    neurons = [(a * NEURON_UNIT, b * NEURON_UNIT) for a, b in deal(units, shares)]
+    neurons = [((a * NEURON_UNIT, b * NEURON_UNIT),) * config.n_layers for a, b in deal(units, shares)]
     tiles = deal(padded(config.vocab, TILE_ROWS) // TILE_ROWS, shares)
     parts = zip(heads, neurons, tiles, strict=True)
-    shards = tuple(Shard(*part, _weight_bytes(pack, config, *part)) for part in parts)
+    shards = tuple(replace(s, weight_bytes=_weight_bytes(pack, config, s)) for s in (Shard(*p, 0) for p in parts))
     return Plan(shards, kv_tokens, context_tokens, kv_tokens * kv_token_bytes(config, shards))

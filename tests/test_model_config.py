@@ -27,6 +27,14 @@ def load(tmp_path):
     return load
 
 
+# What is not as Llama has it.
+OTHERS = {
+    "bamboo": {"activation": "relu", "up_activation": "relu"},
+    "falcon": {"activation": "gelu", "gated": False, "norm": "layer", "fused_qkv": True, "parallel": True},
+    "opt": {"activation": "relu", "gated": False, "norm": "layer", "positions": "learned", "linear_bias": True},
+}
+
+
 @pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_field(load, tmp_path, arch, tied):
@@ -36,19 +44,20 @@ def test_every_field(load, tmp_path, arch, tied):
     )  # fmt: skip
     assert config == ModelConfig(
         architecture=arch, name="tiny", n_layers=3, hidden=64, n_heads=6, n_kv_heads=2, head_dim=16, ffn=96, vocab=301,
-        context_tokens=777, norm_eps=float(np.float32(1e-6)), sliding_window=33, tied_embeddings=tied,
-        qkv_bias=arch == "qwen2", qk_norm=arch == "qwen3",
+        context_tokens=777, norm_eps=1e-5 if arch == "opt" else float(np.float32(1e-6)), sliding_window=33,
+        tied_embeddings=tied or arch == "opt", qkv_bias=arch in ("qwen2", "opt"), qk_norm=arch == "qwen3",
         rope=RopeConfig(
-            dims=16, theta=5e5, style="interleaved" if arch == "llama" else "half", ext_factor=0.0,
+            dims=16, theta=5e5, style="interleaved" if arch in ("llama", "bamboo") else "half", ext_factor=0.0,
             original_context_tokens=777,
         ),
+        **OTHERS.get(arch, {}),
     )  # fmt: skip
     tensors = GGUFFile.open(tmp_path / "m.gguf").tensors
     table = tensor_table(config)
     assert sorted(table.values()) == sorted(tensors)
-    assert table["token_embd"] == "token_embd.weight" and ("output" in table) is not tied
+    assert table["token_embd"] == "token_embd.weight" and ("output" in table) is not config.tied_embeddings
     assert table["2.ffn_down"] == "blk.2.ffn_down.weight"
-    assert table.get("1.attn_q_bias") == ("blk.1.attn_q.bias" if arch == "qwen2" else None)
+    assert table.get("1.attn_q_bias") == ("blk.1.attn_q.bias" if arch in ("qwen2", "opt") else None)
     assert table.get("1.attn_k_norm") == ("blk.1.attn_k_norm.weight" if arch == "qwen3" else None)
 
 
@@ -148,7 +157,9 @@ def test_heads_must_divide_hidden_without_a_head_size(load):
 
 
 def test_unsupported_variants(load):
-    with pytest.raises(UnsupportedError, match=r"architecture 'mamba'; supported are llama, qwen2, qwen3"):
+    with pytest.raises(
+        UnsupportedError, match=r"architecture 'mamba'; supported are llama, qwen2, qwen3, bamboo, falcon, opt"
+    ):
         load(arch="mamba")
     with pytest.raises(UnsupportedError, match="mixtures of experts"):
         load(metadata={"expert_count": 8})
@@ -185,9 +196,20 @@ def test_norms_are_plain_numbers(load, tmp_path):
 def all_tensors(arch: str) -> list[str]:
     roles = "attn_norm attn_q attn_k attn_v attn_output ffn_norm ffn_gate ffn_up ffn_down".split()
     names = ["token_embd.weight", "output_norm.weight", *(f"blk.1.{role}.weight" for role in roles)]
+    if arch in ("falcon", "opt"):
+        names += ["output_norm.bias", "blk.1.attn_norm.bias"]
+        names.remove("blk.1.ffn_gate.weight")
+    if arch == "falcon":
+        names = [
+            name for name in names if not name.endswith(("_q.weight", "_k.weight", "_v.weight", "ffn_norm.weight"))
+        ]
+        names.append("blk.0.attn_qkv.weight")
+    if arch == "opt":
+        names += [f"blk.1.{role}.bias" for role in ("ffn_norm", "attn_output", "ffn_up", "ffn_down")]
+        names.append("position_embd.weight")
     if arch == "qwen3":
         names += ["blk.1.attn_q_norm.weight", "blk.1.attn_k_norm.weight"]
-    if arch == "qwen2":
+    if arch in ("qwen2", "opt"):
         names += [f"blk.0.attn_{role}.bias" for role in "qkv"]
     return names
 
@@ -210,6 +232,127 @@ def test_every_tensor_is_needed_and_has_its_shape(tmp_path, arch):
             assert message in str(error.value)
         file.tensors[name] = dataclasses.replace(info, shape=(*info.shape, 1))
         ModelConfig.from_file(file)
+
+
+@pytest.mark.parametrize("arch", ["llama", "bamboo", "falcon", "opt"])
+@pytest.mark.parametrize("down_transposed", [True, False])
+def test_sparse_files(load, tmp_path, arch, down_transposed):
+    keys = {"arch": arch, "pwri": True, "predictor_rank": (32, 64), "down_transposed": down_transposed}
+    config = load(**keys)
+    assert (config.predictor_ranks, config.down_transposed, config.activation) == ((32, 64), down_transposed, "relu")
+    assert config.sparse_threshold == 0.0
+    tensors, table = GGUFFile.open(tmp_path / "m.gguf").tensors, tensor_table(config)
+    assert sorted(table.values()) == sorted(tensors)
+    assert tensors[table["0.fc1"]].shape == (96, 32) and tensors[table["1.fc2"]].shape == (64, 160)
+    down = "ffn_down_t" if down_transposed else "ffn_down"
+    assert tensors[table[f"1.{down}"]].shape == ((96, 160) if down_transposed else (160, 96))
+    assert table.get("1.ffn_down_bias") == (f"blk.1.{down}.bias" if arch == "opt" else None)
+
+
+def test_a_predictor_is_as_good_in_a_gguf_file(load, tmp_path):
+    load(pwri=True)
+    with open(tmp_path / "m.gguf", "r+b") as file:
+        file.write(b"GGUF")
+    config = ModelConfig.from_file(GGUFFile.open(tmp_path / "m.gguf"))
+    assert config.predictor_ranks == (32, 32) and config.activation == "silu"
+
+
+def test_two_norms_of_falcon(load, tmp_path):
+    assert load(arch="falcon", attn_norm_2=True).attn_norm_2
+    file = GGUFFile.open(tmp_path / "m.gguf")
+    del file.tensors["blk.1.attn_norm_2.bias"]
+    with pytest.raises(ModelFileError, match=r"tensor blk\.1\.attn_norm_2\.bias: is missing"):
+        ModelConfig.from_file(file)
+
+
+ACTIVATIONS = [
+    ({}, None, "silu"),
+    ({"pwri": True}, None, "relu"),
+    ({"metadata": {"hidden_activation": "relu"}}, None, "relu"),
+    ({"pwri": True, "metadata": {"hidden_activation": "silu"}}, None, "silu"),
+    ({"arch": "falcon"}, None, "gelu"),
+    ({"arch": "falcon", "pwri": True}, None, "relu"),
+    ({"arch": "opt"}, None, "relu"),
+    ({"metadata": {"hidden_activation": "gelu"}}, "relu", "relu"),
+]
+
+
+@pytest.mark.parametrize(("options", "asked", "expected"), ACTIVATIONS)
+def test_activation(load, tmp_path, options, asked, expected):
+    load(**options)
+    assert ModelConfig.from_file(GGUFFile.open(tmp_path / "m.gguf"), asked).activation == expected
+
+
+def test_unknown_activation(load, tmp_path):
+    with pytest.raises(UnsupportedError, match=r"m\.gguf: activation 'gelu_new'; supported are silu, gelu, relu"):
+        load(metadata={"hidden_activation": "gelu_new"})
+    with pytest.raises(ModelFileError, match=r"llama\.hidden_activation: 3 is not a text"):
+        load(metadata={"hidden_activation": 3})
+    load()
+    with pytest.raises(UnsupportedError, match="activation 'swish'; supported are silu, gelu, relu"):
+        ModelConfig.from_file(GGUFFile.open(tmp_path / "m.gguf"), "swish")
+
+
+@pytest.mark.parametrize("value", [-2.5, 0.25])
+def test_threshold(load, tmp_path, value):
+    load(pwri=True)
+    file = GGUFFile.open(tmp_path / "m.gguf")
+    file.metadata["powerinfer.sparse_threshold"] = value
+    assert ModelConfig.from_file(file).sparse_threshold == value
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "0", True])
+def test_a_threshold_that_is_no_number(load, tmp_path, value):
+    load(pwri=True)
+    file = GGUFFile.open(tmp_path / "m.gguf")
+    file.metadata["powerinfer.sparse_threshold"] = value
+    with pytest.raises(ModelFileError, match=r"powerinfer\.sparse_threshold: "):
+        ModelConfig.from_file(file)
+
+
+PREDICTORS = [  # tensor, its shape (None: it is not there), message
+    ("blk.0.fc1", None, "is missing; one of shape (96, rank) is expected in a PWRI file"),
+    ("blk.1.fc1", None, "is missing; one of shape (96, rank) is expected in a PWRI file"),
+    ("blk.1.fc1", (64, 32), "has shape (64, 32); one of shape (96, rank) is expected"),
+    ("blk.1.fc1", (96,), "has shape (96,); one of shape (96, rank) is expected"),
+    ("blk.1.fc1", (96, 0), "with a rank of 1 to 65536"),
+    ("blk.1.fc1", (96, 1 << 40), "with a rank of 1 to 65536"),
+    ("blk.1.fc2", None, "is missing; one of shape (32, 160) is expected"),
+    ("blk.1.fc2", (64, 160), "has shape (64, 160), but fc1 and the metadata ask for (32, 160)"),
+    ("blk.1.fc2", (32, 128), "has shape (32, 128), but fc1 and the metadata ask for (32, 160)"),
+    ("blk.1.ffn_down_t", (160, 96), "has shape (160, 96), but the metadata ask for (96, 160)"),
+    ("blk.1.ffn_down_t", None, "is missing; one of shape (96, 160) is expected"),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "problem"), PREDICTORS)
+def test_damaged_predictors(load, tmp_path, name, shape, problem):
+    load(pwri=True)
+    file = GGUFFile.open(tmp_path / "m.gguf")
+    info = file.tensors.pop(f"{name}.weight")
+    if shape is not None:
+        file.tensors[info.name] = dataclasses.replace(info, shape=shape)
+    with pytest.raises(ModelFileError) as error:
+        ModelConfig.from_file(file)
+    assert f"m.gguf: tensor {name}.weight: " in str(error.value) and problem in str(error.value)
+
+
+def test_half_a_predictor_in_a_gguf_file(load, tmp_path):
+    load(pwri=True)
+    with open(tmp_path / "m.gguf", "r+b") as opened:
+        opened.write(b"GGUF")
+    file = GGUFFile.open(tmp_path / "m.gguf")
+    del file.tensors["blk.1.fc1.weight"]
+    with pytest.raises(
+        ModelFileError, match=r"blk\.1\.fc1\.weight: is missing; .* where other layers have a predictor"
+    ):
+        ModelConfig.from_file(file)
+
+
+def test_a_position_table_that_is_too_short(load):
+    with pytest.raises(ModelFileError) as error:
+        load(arch="opt", metadata={"context_length": 513})
+    assert "position_embd.weight: has shape (96, 514), but the metadata ask for (96, 515)" in str(error.value)
 
 
 def test_more_layers_than_tensors(load):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,10 @@ def write_tiny_model(
     rope_freqs: np.ndarray | None = None,
     sliding_window: int = 0,
     norm_eps: float = 1e-5,
+    attn_norm_2: bool = False,
+    pwri: bool = False,
+    predictor_rank: int | Sequence[int] = 32,
+    down_transposed: bool | None = None,
     seed: int = 0,
     metadata: dict[str, Any] | None = None,
     drop: tuple[str, ...] = (),
@@ -58,8 +63,13 @@ def write_tiny_model(
     biases are F32. K-quants need hidden, ffn and n_heads * head_dim in multiples of 256. `rope_scaling` holds keys
     after `rope.scaling.`; `metadata` adds or replaces keys after the architecture's prefix; `drop` leaves out keys and
     tensors by name. The default vocabulary has 273 tokens (256 bytes, merges, specials); a larger one is padded.
+    `pwri`: the magic, a random predictor of `predictor_rank` (one for all layers, or one each), and ffn_down_t unless
+    `down_transposed` says otherwise. opt is always tied and falcon has what `attn_norm_2` says.
     """
-    qkv_bias = arch == "qwen2" if qkv_bias is None else qkv_bias
+    opt, falcon = arch == "opt", arch == "falcon"
+    qkv_bias = arch in ("qwen2", "opt") if qkv_bias is None else qkv_bias
+    down_transposed = pwri if down_transposed is None else down_transposed
+    ranks = [predictor_rank] * n_layers if isinstance(predictor_rank, int) else predictor_rank
     qk_norm = arch == "qwen3" if qk_norm is None else qk_norm
     tokens, token_types = _vocabulary(vocab)
     rng = np.random.default_rng(seed)
@@ -73,11 +83,13 @@ def write_tiny_model(
         "attention.head_count_kv": n_kv_heads,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": norm_eps,
+        "attention.layer_norm_epsilon" if falcon else "attention.layer_norm_rms_epsilon": norm_eps,
         "rope.dimension_count": head_dim,
         "rope.freq_base": rope_theta,
         "vocab_size": len(tokens),
     }
+    if opt:
+        del keys["attention.layer_norm_rms_epsilon"]
     keys |= {f"rope.scaling.{key}": value for key, value in (rope_scaling or {}).items()}
     if sliding_window:
         keys["attention.sliding_window"] = sliding_window
@@ -108,34 +120,60 @@ def write_tiny_model(
         writer.add_tensor(name, values)
         weights[name] = values
 
+    def norm(name: str) -> None:
+        vector(f"{name}.weight", hidden, 1.0)
+        if opt or falcon:
+            vector(f"{name}.bias", hidden, 0.0)
+
     queries, keys_width = n_heads * head_dim, n_kv_heads * head_dim
     matrix("token_embd", hidden, len(tokens))
-    vector("output_norm.weight", hidden, 1.0)
-    if not tied:
+    if opt:
+        matrix("position_embd", hidden, context_tokens + 2)
+    norm("output_norm")
+    if not tied and not opt:
         matrix("output", hidden, len(tokens))
     if rope_freqs is not None:
         weights["rope_freqs.weight"] = np.asarray(rope_freqs, np.float32)
         writer.add_tensor("rope_freqs.weight", weights["rope_freqs.weight"])
     for layer in range(n_layers):
         prefix = f"blk.{layer}."
-        vector(f"{prefix}attn_norm.weight", hidden, 1.0)
-        for role, rows in (("attn_q", queries), ("attn_k", keys_width), ("attn_v", keys_width)):
-            matrix(role, hidden, rows, prefix)
-            if qkv_bias:
-                vector(f"{prefix}{role}.bias", rows, 0.0)
+        norm(f"{prefix}attn_norm")
+        if attn_norm_2:
+            norm(f"{prefix}attn_norm_2")
+        if falcon:
+            matrix("attn_qkv", hidden, queries + 2 * keys_width, prefix)
+        else:
+            for role, rows in (("attn_q", queries), ("attn_k", keys_width), ("attn_v", keys_width)):
+                matrix(role, hidden, rows, prefix)
+                if qkv_bias:
+                    vector(f"{prefix}{role}.bias", rows, 0.0)
         if qk_norm:
             vector(f"{prefix}attn_q_norm.weight", head_dim, 1.0)
             vector(f"{prefix}attn_k_norm.weight", head_dim, 1.0)
         matrix("attn_output", queries, hidden, prefix)
-        vector(f"{prefix}ffn_norm.weight", hidden, 1.0)
-        matrix("ffn_gate", hidden, ffn, prefix)
+        if opt:
+            vector(f"{prefix}attn_output.bias", hidden, 0.0)
+        if not falcon:
+            norm(f"{prefix}ffn_norm")
+        if not (opt or falcon):
+            matrix("ffn_gate", hidden, ffn, prefix)
         matrix("ffn_up", hidden, ffn, prefix)
-        matrix("ffn_down", ffn, hidden, prefix)
+        down = "ffn_down_t" if down_transposed else "ffn_down"
+        matrix(down, *((hidden, ffn) if down_transposed else (ffn, hidden)), prefix)
+        if opt:
+            vector(f"{prefix}ffn_up.bias", ffn, 0.0)
+            vector(f"{prefix}{down}.bias", hidden, 0.0)
+        if pwri:
+            matrix("fc1", hidden, ranks[layer], prefix)
+            matrix("fc2", ranks[layer], ffn, prefix)
 
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    if pwri:
+        with open(path, "r+b") as file:
+            file.write(b"PWRI")
     return weights
 
 
