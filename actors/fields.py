@@ -13,31 +13,34 @@
     MAX_BLOCKS, HIDDEN, WIDTH, WIDE, VOCAB, LOGIT_STRIDE, N_LAYERS, HEAD_DIM, HEAD, ROPE_DIMS, ROPE, QUERY_SCALE,
     EPS, WINDOW,
     GROUP_HEADS, ATTENTION_MASK, FFN_MASK,  # whose sums to add: FFN_MASK of the last layer
+    LAYER_NORM, ACTIVATION, PARALLEL,
     # The shard.
     FIRST_HEAD, LAST_HEAD, FIRST_KV, LAST_KV, Q_TILES, K_TILES, O_COLUMNS, O_SKEW, NEURON_UNITS, VOCAB_TILE,
     VOCAB_TILES,
     # Weights outside the layers.
-    EMBEDDING, EMBEDDING_FORMAT, EMBEDDING_TILE, OUTPUT_NORM, OUTPUT, OUTPUT_FORMAT, OUTPUT_TILE,
-    # Memory of the worker.
-    X, X8, XF, QKV, QKV_STRIDE, ATTENTION, A8, AF, H8, HF, KV, KV_LAYER_BYTES, KV_BLOCK_BYTES, KV_HEAD_BYTES,
+    EMBEDDING, EMBEDDING_FORMAT, EMBEDDING_TILE, PLACES, PLACES_FORMAT, PLACES_TILE, LAST_BIAS, OUTPUT_NORM,
+    OUTPUT_NORM_BIAS, OUTPUT, OUTPUT_FORMAT, OUTPUT_TILE,
+    # Memory of the worker. N8 and NF, which neurons read, are X8 and XF unless attention has a norm of its own.
+    X, X8, XF, N8, NF, QKV, QKV_STRIDE, ATTENTION, A8, AF, H8, HF, KV, KV_LAYER_BYTES, KV_BLOCK_BYTES, KV_HEAD_BYTES,
     # Memory of a thread: base and size of its stretch, then offsets in it.
     THREAD, THREAD_BYTES, T_ROW, T_QUERIES, T_POSITIONS, T_HEADS, T_SCORES, SCORES_STRIDE, T_GATE, T_UP, T_SAMPLE,
     # Compiled kernels: int64 addresses [format][group size], [group size], and one.
     TILE_KERNELS, ATTEND_KERNELS, SAMPLE_KERNEL,
     TRACE,
     P_SIZE,
-) = range(90)  # fmt: skip
+) = range(100)  # fmt: skip
 
 # `layers`: a matrix is its address, format and bytes from tile to tile.
 (
     ATTN_NORM, FFN_NORM, Q, Q_FORMAT, Q_TILE, K, K_FORMAT, K_TILE, V, V_FORMAT, V_TILE, O, O_FORMAT, O_TILE, GATE,
     GATE_FORMAT,
     GATE_TILE, UP, UP_FORMAT, UP_TILE, DOWN, DOWN_FORMAT, DOWN_TILE, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM,
+    ATTN_NORM_BIAS, FFN_NORM_BIAS, O_BIAS, UP_BIAS, IN_BIAS,  # IN_BIAS is that of the layer before's down product
     QKV_INPUT, O_INPUT,
     FFN_INPUT, DOWN_INPUT,
     # My neurons of this layer, and whose partial sums the layer before it left to add (bits; 0 before the first).
     FIRST_NEURON, LAST_NEURON, MASK_BEFORE, LAYER_SIZE,
-) = range(36)  # fmt: skip
+) = range(41)  # fmt: skip
 
 INT8, FLOATS = 1, 2  # what a phase's input must be made as: bits of QKV_INPUT ...
 GROUP_SIZES = 3

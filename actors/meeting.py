@@ -23,6 +23,7 @@ from hotneuron.actors.fields import (
     WIDTH,
 )  # fmt: skip
 from hotneuron.kernels.activations import group_of
+from hotneuron.kernels.elementwise import add_rows
 from hotneuron.kernels.jit import njit
 from hotneuron.kernels.memory import get_i64, put_i64
 from hotneuron.kernels.simd import add, load_f32, splat, store_f32
@@ -61,20 +62,25 @@ def bank(p, state, ahead):
 
 
 @njit
-def add_partials(p, state, row, mask, x):
-    """x += the sum of the slots of the workers in `mask`, added in the order of the workers."""
+def add_partials(p, state, row, mask, bias, x):
+    """x += the sum of the slots of the workers in `mask`, added in the order of the workers, then the product's bias.
+
+    bias: its address, or 0. Every worker keeps rows of its own and adds it once, whoever has computed the sum.
+    """
     first = bank(p, state, 0) + row * 4 * p[WIDTH]
     if mask == 3:  # two workers, the common case, without a look at the mask in every vector
         second = first + p[SLOT_BYTES]
         for i in range(0, 4 * p[WIDTH], 64):
             store_f32(x + i, add(load_f32(x + i), add(load_f32(first + i), load_f32(second + i))))
-        return
-    for i in range(0, 4 * p[WIDTH], 64):
-        total = splat(np.float32(0))
-        for w in range(p[N_WORKERS]):
-            if mask >> w & 1:
-                total = add(total, load_f32(first + w * p[SLOT_BYTES] + i))
-        store_f32(x + i, add(load_f32(x + i), total))
+    else:
+        for i in range(0, 4 * p[WIDTH], 64):
+            total = splat(np.float32(0))
+            for w in range(p[N_WORKERS]):
+                if mask >> w & 1:
+                    total = add(total, load_f32(first + w * p[SLOT_BYTES] + i))
+            store_f32(x + i, add(load_f32(x + i), total))
+    if bias != 0:
+        add_rows(x, bias, x, p[WIDTH])
 
 
 @njit

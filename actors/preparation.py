@@ -59,6 +59,8 @@ def _plan(pack: Pack, config: ModelConfig, engine_config: EngineConfig, n_worker
 
     context = engine_config.context_tokens or min(config.context_tokens, DEFAULT_CONTEXT_TOKENS)
     context = -(-context // 16) * 16
+    if config.positions == "learned" and engine_config.context_tokens is None:
+        context = min(context, max(16, config.context_tokens // 16 * 16))
     affordable = KV_BUDGET_BYTES // placement.kv_token_bytes(config) // 16 * 16
     kv_tokens = max(context, min(context * engine_config.max_slots, affordable)) + 16
     return placement.solve(pack, config, engine_config.split or (1.0,) * n_workers, context, kv_tokens)

@@ -17,13 +17,13 @@ from hotneuron.actors.fields import (
     EMBEDDING,
     EMBEDDING_FORMAT,
     EMBEDDING_TILE,
-    EPS,
     FFN_MASK,
     FLOATS,
     HEAD_PRODUCT,
     HIDDEN,
     HISTORY,
     INT8,
+    LAST_BIAS,
     LOGIT_ROWS,
     LOGIT_SEGMENTS,
     LOGIT_STRIDE,
@@ -37,7 +37,11 @@ from hotneuron.actors.fields import (
     OUTPUT,
     OUTPUT_FORMAT,
     OUTPUT_NORM,
+    OUTPUT_NORM_BIAS,
     OUTPUT_TILE,
+    PLACES,
+    PLACES_FORMAT,
+    PLACES_TILE,
     POSITIONS,
     ROW_SLOTS,
     SAMPLE_KERNEL,
@@ -55,18 +59,20 @@ from hotneuron.actors.fields import (
     VOCAB_TILE,
     VOCAB_TILES,
     WIDE,
+    WIDTH,
     X8,
     XF,
     X,
 )  # fmt: skip
-from hotneuron.actors.layer import row_input, run_layer, tile
+from hotneuron.actors.layer import run_layer
 from hotneuron.actors.meeting import add_partials, barrier, mark, meet, padded_rows, part
+from hotneuron.actors.products import norm_row, row_input, tile
 from hotneuron.kernels import formats
 from hotneuron.kernels.activations import group_of
-from hotneuron.kernels.elementwise import embed, rms_norm
+from hotneuron.kernels.elementwise import add_rows, embed
 from hotneuron.kernels.jit import call, njit
 from hotneuron.kernels.matmul import AHEAD_BYTES
-from hotneuron.kernels.memory import get_f32, get_i32, get_i64, put_i32, put_i64
+from hotneuron.kernels.memory import get_i32, get_i64, put_i32, put_i64
 from hotneuron.kernels.sampling import OUT_BYTES, SAMPLING_BYTES
 from hotneuron.kernels.sync import (
     ABORTED,
@@ -79,17 +85,24 @@ from hotneuron.kernels.sync import (
     wake_all,
     yield_core,
 )
+from hotneuron.models.tensor_table import POSITION_OFFSET
 
 
 @njit
 def _embed_rows(p, thread, n_rows, step):
     # NOTE each thread takes the rows that it will norm, for there is no barrier between the two.
     low, high = part(padded_rows(n_rows), thread, p[N_THREADS])
+    row_buffer = p[THREAD] + thread * p[THREAD_BYTES] + p[T_ROW]
     for row in range(low, min(high, n_rows)):
         token = get_i32(p[TOKENS] + 4 * row)
         if step > 0:
             token = get_i32(p[DRAWN] + 4 * ((step - 1) * p[MAX_SLOTS] + get_i32(p[ROW_SLOTS] + 4 * row)))
-        embed(p[EMBEDDING_FORMAT], p[EMBEDDING], p[EMBEDDING_TILE], token, p[HIDDEN], p[X] + row * 4 * p[WIDE])
+        x = p[X] + row * 4 * p[WIDE]
+        embed(p[EMBEDDING_FORMAT], p[EMBEDDING], p[EMBEDDING_TILE], token, p[HIDDEN], x)
+        if p[PLACES] != 0:
+            place = get_i32(p[POSITIONS] + 4 * row) + step + POSITION_OFFSET
+            embed(p[PLACES_FORMAT], p[PLACES], p[PLACES_TILE], place, p[HIDDEN], row_buffer)
+            add_rows(x, row_buffer, x, p[WIDTH])
 
 
 @njit
@@ -101,13 +114,13 @@ def _logits(p, state, thread, n_logits):
     low, high = part(padded_rows(n_logits), thread, p[N_THREADS])
     for i in range(low, high):
         if i >= n_logits:
-            row_input(p, kind, 0, i, n)
+            row_input(p, kind, 0, i, n, p[X8], p[XF])
             continue
         row = get_i32(p[LOGIT_ROWS] + 4 * i)
         x = p[X] + row * 4 * p[WIDE]
-        add_partials(p, state, row, p[FFN_MASK], x)
-        rms_norm(x, p[OUTPUT_NORM], row_buffer, p[WIDE], p[HIDDEN], get_f32(p[EPS]))
-        row_input(p, kind, row_buffer, i, n)
+        add_partials(p, state, row, p[FFN_MASK], p[LAST_BIAS], x)
+        norm_row(p, x, p[OUTPUT_NORM], p[OUTPUT_NORM_BIAS], row_buffer)
+        row_input(p, kind, row_buffer, i, n, p[X8], p[XF])
     code = barrier(p, state)
     if code != OK:
         return code

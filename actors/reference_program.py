@@ -14,6 +14,7 @@ from hotneuron.actors import arena as A
 from hotneuron.actors.arena import Arena
 from hotneuron.actors.tables import rope_table
 from hotneuron.kernels import sync
+from hotneuron.kernels.activate import activate_reference, kind_of
 from hotneuron.kernels.attention import attention_reference
 from hotneuron.kernels.formats import padded
 from hotneuron.kernels.matmul import matmul_reference
@@ -21,6 +22,7 @@ from hotneuron.kernels.sampling import OUT_BYTES, SAMPLING_BYTES, read_sampling,
 from hotneuron.kernels.sampling_reference import logprobs_reference, sample_reference
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.pack import Pack, head_width
+from hotneuron.models.tensor_table import POSITION_OFFSET
 from hotneuron.placement.plan import Plan
 
 BLOCK = 16  # positions of a KV block
@@ -116,6 +118,8 @@ class ReferenceProgram:
                 tokens = self._drawn[step - 1, self._ints(arena.row_slots, n_rows)]
             positions = self._ints(arena.positions, n_rows) + step
             x = self._pack.values("token_embd")[tokens]
+            if self._config.positions == "learned":
+                x = x + self._pack.values("position_embd")[positions + POSITION_OFFSET]
             for layer in range(self._config.n_layers):
                 x = self._layer(layer, x, positions)
             if n_logits > 0:
@@ -131,16 +135,37 @@ class ReferenceProgram:
         return self._word(self._arena.segments + index * 8 * A.SEGMENT_WORDS + field)
 
     def _layer(self, layer: int, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        role, shards = f"{layer}.".__add__, self._plan.shards
-        normed = self._norm(x, self._pack.vector(role("attn_norm")))
+        role, shards, config = f"{layer}.".__add__, self._plan.shards, self._config
+        has_heads, has_neurons = [s.has_heads for s in shards], [s.has_neurons_in(layer) for s in shards]
+        normed = self._norm(x, role("attn_norm_2" if config.attn_norm_2 else "attn_norm"))
         mine = self._attention(layer, normed, positions) if self._shard.has_heads else None
-        x = x + self._sum(mine, [shard.has_heads for shard in shards], len(x))
-        normed = self._norm(x, self._pack.vector(role("ffn_norm")))
-        mine = self._neurons(layer, normed) if self._shard.has_neurons_in(layer) else None
-        return x + self._sum(mine, [shard.has_neurons_in(layer) for shard in shards], len(x))
+        if not config.parallel:
+            x = x + self._sum(mine, has_heads, len(x)) + self._bias(role("attn_output_bias"))
+            mine = None
+        normed = self._norm(x, role("attn_norm" if config.parallel else "ffn_norm"))
+        if self._shard.has_neurons_in(layer):
+            neurons = self._neurons(layer, normed)
+            mine = neurons if mine is None else mine + neurons
+        contributes = [h or n for h, n in zip(has_heads, has_neurons, strict=True)] if config.parallel else has_neurons
+        return x + self._sum(mine, contributes, len(x)) + self._bias(role("ffn_down_bias"))
 
-    def _norm(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        """RMS norm of the last axis; the weight may be longer, as packs pad it."""
+    def _bias(self, role: str) -> np.ndarray:
+        """A bias of the hidden size, or zeros."""
+        hidden = self._config.hidden
+        return self._pack.vector(role)[:hidden] if role in self._pack.vectors else np.zeros(hidden, np.float32)
+
+    def _norm(self, x: np.ndarray, role: str) -> np.ndarray:
+        """The model's norm of the last axis; the weight may be longer, as packs pad it."""
+        weight = self._pack.vector(role)
+        if self._config.norm == "rms":
+            return self._rms_norm(x, weight)
+        x = x - np.mean(x, axis=-1, keepdims=True, dtype=np.float32)
+        mean = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
+        return x / np.sqrt(mean + np.float32(self._config.norm_eps)) * weight[: x.shape[-1]] + self._bias(
+            f"{role}_bias"
+        )
+
+    def _rms_norm(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         mean = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
         return x / np.sqrt(mean + np.float32(self._config.norm_eps)) * weight[: x.shape[-1]]
 
@@ -160,7 +185,9 @@ class ReferenceProgram:
         """Heads of q or k, normed where the model does that, and turned by their positions."""
         role, real, half = f"{layer}.{name}_norm", self._config.head_dim, self._config.rope.dims // 2
         if role in self._pack.vectors:
-            heads[..., :real] = self._norm(heads[..., :real], self._pack.vector(role))
+            heads[..., :real] = self._rms_norm(heads[..., :real], self._pack.vector(role))
+        if self._config.positions != "rope":
+            return heads
         cos, sin = self._angles[positions, None, :half], self._angles[positions, None, half:]
         a, b = heads[..., :half].copy(), heads[..., half : 2 * half].copy()
         heads[..., :half], heads[..., half : 2 * half] = a * cos - b * sin, a * sin + b * cos
@@ -193,14 +220,18 @@ class ReferenceProgram:
         """My neurons' part of the FFN."""
         first, last = self._shard.neurons[layer]
         mine = slice(first, min(last, self._config.ffn))
-        gate, up = (self._product(f"{layer}.{name}", normed, mine) for name in ("ffn_gate", "ffn_up"))
-        return self._product(f"{layer}.ffn_down", gate / (1 + np.exp(-gate)) * up, columns=mine)
+        config, up = self._config, self._product(f"{layer}.ffn_up", normed, mine)
+        if config.linear_bias:
+            up = up + self._pack.vector(f"{layer}.ffn_up_bias")[mine]
+        gate = self._product(f"{layer}.ffn_gate", normed, mine) if config.gated else up
+        kind = kind_of(config.activation, config.up_activation, config.gated)
+        return self._product(f"{layer}.ffn_down", activate_reference(kind, gate, up), columns=mine)
 
     def _logits(self, x: np.ndarray, n_logits: int) -> None:
         """Logits of my vocabulary rows."""
         arena, (first, last) = self._arena, self._shard.vocab_tiles
         rows = x[self._ints(arena.logit_rows, n_logits)]
-        normed = self._norm(rows, self._pack.vector("output_norm"))
+        normed = self._norm(rows, "output_norm")
         mine = slice(16 * first, min(16 * last, self._config.vocab))
         role = "token_embd" if self._config.tied_embeddings else "output"
         self._floats(arena.logits, n_logits, arena.vocab)[:, mine] = self._product(role, normed, mine)

@@ -11,6 +11,7 @@ import numpy as np
 from hotneuron.actors import fields as P
 from hotneuron.actors.arena import WORKERS_AT, Arena
 from hotneuron.kernels import formats
+from hotneuron.kernels.activate import kind_of
 from hotneuron.kernels.activations import group_bytes
 from hotneuron.kernels.attention import GROUP_SIZES as QUERY_GROUPS
 from hotneuron.kernels.attention import attend_address, head_block_bytes
@@ -68,27 +69,38 @@ def _layer_table(pack: Pack, config: ModelConfig, plan: Plan, me: int) -> np.nda
 
     for layer in range(config.n_layers):
         row, name, neurons = table[layer], f"{layer}.".__add__, shard.neurons[layer]
-        row[P.ATTN_NORM], row[P.FFN_NORM] = pack.vector_address(name("attn_norm")), pack.vector_address(name("ffn_norm"))
+        attn_norm = "attn_norm_2" if config.attn_norm_2 else "attn_norm"
+        ffn_norm = "attn_norm" if config.parallel else "ffn_norm"
+        for at, role in ((P.ATTN_NORM, attn_norm), (P.ATTN_NORM_BIAS, f"{attn_norm}_bias"), (P.FFN_NORM, ffn_norm),
+                         (P.FFN_NORM_BIAS, f"{ffn_norm}_bias"), (P.O_BIAS, "attn_output_bias")):  # fmt: skip
+            row[at] = pack.vector_address(name(role))
         q = put(row, P.Q, name("attn_q"), first_row=heads[0] * head)
         k = put(row, P.K, name("attn_k"), first_row=kv[0] * head)
         v = put(row, P.V, name("attn_v"), first_row=kv[0] * head)
         o = put(row, P.O, name("attn_output"), first_column=heads[0] * head)
-        gate = put(row, P.GATE, name("ffn_gate"), first_row=neurons[0])
         up = put(row, P.UP, name("ffn_up"), first_row=neurons[0])
+        gate = put(row, P.GATE, name("ffn_gate"), first_row=neurons[0]) if config.gated else up
         down = put(row, P.DOWN, name("ffn_down"), first_column=neurons[0])
         row[P.QKV_INPUT], row[P.O_INPUT] = _inputs(q, k, v), _inputs(o)
         row[P.FFN_INPUT], row[P.DOWN_INPUT] = _inputs(gate, up), _inputs(down)
         row[P.FIRST_NEURON : P.LAST_NEURON + 1] = neurons
-        row[P.MASK_BEFORE] = _ffn_mask(plan, layer - 1) if layer > 0 else 0
+        row[P.MASK_BEFORE] = _ffn_mask(plan, config, layer - 1) if layer > 0 else 0
+        if config.parallel and not config.attn_norm_2:  # one input for both
+            row[P.QKV_INPUT] |= row[P.FFN_INPUT]
+        if config.linear_bias:
+            row[P.UP_BIAS] = pack.vector_address(name("ffn_up_bias")) + 4 * neurons[0]
+        if layer > 0:
+            row[P.IN_BIAS] = pack.vector_address(f"{layer - 1}.ffn_down_bias")
         for at, role in ((P.Q_BIAS, "attn_q_bias"), (P.K_BIAS, "attn_k_bias"), (P.V_BIAS, "attn_v_bias"),
                          (P.Q_NORM, "attn_q_norm"), (P.K_NORM, "attn_k_norm")):  # fmt: skip
             row[at] = pack.vector_address(name(role))
     return table
 
 
-def _ffn_mask(plan: Plan, layer: int) -> int:
-    """Bit w: worker w computes a part of this layer's FFN."""
-    return sum(1 << w for w, shard in enumerate(plan.shards) if shard.has_neurons_in(layer))
+def _ffn_mask(plan: Plan, config: ModelConfig, layer: int) -> int:
+    """Bit w: worker w has a partial sum when this layer ends; side by side with the FFN, attention is in it."""
+    has_part = (s.has_neurons_in(layer) or (config.parallel and s.has_heads) for s in plan.shards)
+    return sum(1 << w for w, has in enumerate(has_part) if has)
 
 
 def rope_table(config: ModelConfig, context_tokens: int) -> np.ndarray:
@@ -100,6 +112,7 @@ def rope_table(config: ModelConfig, context_tokens: int) -> np.ndarray:
 
 def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, arena: Arena, address: int, deadline_ns: int) -> Tables:
     """The tables of worker `me`; allocates its rows, KV cache and scratch. address: where this process sees the arena."""
+    assert not (config.parallel and config.linear_bias), "a parallel layer has one meeting, and a meeting one bias"
     shard, memory, p = plan.shards[me], Memory(), np.zeros(P.P_SIZE, np.int64)
     head, rows = head_width(config), arena.max_rows
     kv = shard.kv_heads(config)
@@ -133,6 +146,7 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
         thread_bytes += padded(size, 128)
     thread_bytes = padded(thread_bytes, 4096) + 256  # NOTE threads' stretches must not fall on the same cache sets
     x8, xf = _both(memory, max(rows, arena.max_logit_rows), wide)
+    n8, nf = _both(memory, rows, wide) if config.attn_norm_2 else (x8, xf)
     a8, af = _both(memory, rows, max(o_high - o_low, 64))
     h8, hf = _both(memory, rows, max(units * P.UNIT, 64))
     qkv_stride = 4 * head * (n_q + 2 * n_kv)
@@ -148,17 +162,21 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
         P.SLOTS: address + arena.slots, P.BANK_BYTES: arena.bank_bytes(), P.SLOT_BYTES: arena.max_rows * arena.width * 4,
         P.MAX_SLOTS: arena.max_slots, P.MAX_BLOCKS: arena.max_blocks, P.HIDDEN: config.hidden, P.WIDTH: arena.width,
         P.WIDE: wide, P.VOCAB: config.vocab, P.LOGIT_STRIDE: arena.vocab, P.N_LAYERS: config.n_layers,
-        P.HEAD_DIM: config.head_dim, P.HEAD: head, P.ROPE_DIMS: config.rope.dims, P.ROPE: rope_at, P.QUERY_SCALE: constants,
+        P.HEAD_DIM: config.head_dim, P.HEAD: head, P.ROPE_DIMS: config.rope.dims if config.positions == "rope" else 0, P.ROPE: rope_at, P.QUERY_SCALE: constants,
         P.EPS: constants + 4, P.WINDOW: config.sliding_window, P.GROUP_HEADS: config.n_heads // config.n_kv_heads,
-        P.ATTENTION_MASK: attention_mask, P.FFN_MASK: _ffn_mask(plan, config.n_layers - 1), P.FIRST_HEAD: shard.heads[0], P.LAST_HEAD: shard.heads[1],
+        P.ATTENTION_MASK: attention_mask, P.FFN_MASK: _ffn_mask(plan, config, config.n_layers - 1), P.LAYER_NORM: config.norm == "layer",
+        P.ACTIVATION: kind_of(config.activation, config.up_activation, config.gated), P.PARALLEL: config.parallel,
+        P.FIRST_HEAD: shard.heads[0], P.LAST_HEAD: shard.heads[1],
         P.FIRST_KV: kv[0], P.LAST_KV: kv[1], P.Q_TILES: n_q * head // 16, P.K_TILES: n_kv * head // 16,
         P.O_COLUMNS: o_high - o_low, P.O_SKEW: 4 * (shard.heads[0] * head - o_low), P.NEURON_UNITS: units,
         P.VOCAB_TILE: shard.vocab_tiles[0], P.VOCAB_TILES: shard.vocab_tiles[1] - shard.vocab_tiles[0],
         P.EMBEDDING: pack.matrix_address("token_embd"), P.EMBEDDING_FORMAT: embedding.format_id,
         P.EMBEDDING_TILE: embedding.tile_bytes, P.OUTPUT_NORM: pack.vector_address("output_norm"),
+        P.OUTPUT_NORM_BIAS: pack.vector_address("output_norm_bias"),
+        P.LAST_BIAS: pack.vector_address(f"{config.n_layers - 1}.ffn_down_bias"),
         P.OUTPUT: pack.matrix_address(output_role) + shard.vocab_tiles[0] * output.tile_bytes,
         P.OUTPUT_FORMAT: output.format_id, P.OUTPUT_TILE: output.tile_bytes, P.X: memory.take(4 * rows * wide), P.X8: x8,
-        P.XF: xf, P.QKV: memory.take(rows * max(qkv_stride, 64)), P.QKV_STRIDE: qkv_stride,
+        P.XF: xf, P.N8: n8, P.NF: nf, P.QKV: memory.take(rows * max(qkv_stride, 64)), P.QKV_STRIDE: qkv_stride,
         P.ATTENTION: memory.take(4 * rows * max(o_high - o_low, 64)), P.A8: a8, P.AF: af, P.H8: h8, P.HF: hf,
         P.KV: memory.take(config.n_layers * max_kv_blocks * kv_block_bytes), P.KV_LAYER_BYTES: max_kv_blocks * kv_block_bytes,
         P.KV_BLOCK_BYTES: kv_block_bytes, P.KV_HEAD_BYTES: head_block_bytes(head), P.THREAD: memory.take(n_threads * thread_bytes),
@@ -167,6 +185,9 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
     }  # fmt: skip
     for at, value in values.items():
         p[at] = value
+    if config.positions == "learned":
+        places = pack.matrices["position_embd"]
+        p[P.PLACES : P.PLACES + 3] = pack.matrix_address("position_embd"), places.format_id, places.tile_bytes
     layers = _layer_table(pack, config, plan, me)
     return Tables(p, layers, memory, memory.take(64 * n_threads))
 

@@ -1,4 +1,4 @@
-"""Row kernels between the matrix products: norms, activation, rotary embedding, sums. Rows are f32 at int64 addresses.
+"""Row kernels between the matrix products: norms, rotary embedding, sums. Rows are f32 at int64 addresses.
 
 Widths are multiples of 16 floats, padded with zeros; `n` is how many are real.
 """
@@ -12,7 +12,6 @@ from hotneuron.kernels.jit import njit
 from hotneuron.kernels.memory import get_f32, get_u8, put_f32
 from hotneuron.kernels.simd import (
     add,
-    div,
     fma,
     get_bf16,
     get_f16,
@@ -65,12 +64,25 @@ def rms_norm(x, weight, out, width, n, eps):
 
 
 @njit
-def silu_times(gate, up, out, width):
-    """out = gate / (1 + e^-gate) * up."""
-    one, zero = splat(ONE), splat(np.float32(0))
+def layer_norm(x, weight, bias, out, width, n, eps):
+    """out = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias; weight and bias are zeros past n."""
+    acc = splat(np.float32(0))
     for i in range(0, 4 * width, 64):
-        g = load_f32(gate + i)
-        store_f32(out + i, mul(div(g, add(one, exp(sub(zero, g)))), load_f32(up + i)))
+        acc = add(acc, load_f32(x + i))
+    mean = sum_lanes(acc) / np.float32(n)
+    middle, acc = splat(mean), splat(np.float32(0))
+    whole = n - n % 16
+    for i in range(0, 4 * whole, 64):
+        v = sub(load_f32(x + i), middle)
+        acc = fma(v, v, acc)
+    total = sum_lanes(acc)
+    for i in range(whole, n):
+        rest = get_f32(x + 4 * i) - mean
+        total += rest * rest
+    scale = splat(ONE / np.sqrt(total / np.float32(n) + eps))
+    for i in range(0, 4 * width, 64):
+        v = mul(sub(load_f32(x + i), middle), scale)
+        store_f32(out + i, fma(v, load_f32(weight + i), load_f32(bias + i)))
 
 
 @njit

@@ -15,11 +15,12 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from gguf import quants
 from gguf.constants import GGMLQuantizationType as T
 
 from hotneuron.kernels import cpu, formats
@@ -27,7 +28,8 @@ from hotneuron.models.dequantize import dequantize
 from hotneuron.models.errors import StorageError
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
-from hotneuron.models.tensor_table import tensor_table
+from hotneuron.models.pack_sources import Kind, Source, sources_of
+from hotneuron.models.tensor_table import VECTOR_TYPES
 
 MAGIC, LAYOUT_VERSION, PAGE = b"HNPK", 2, 4096
 Progress = Callable[[str, int, int | None], None]
@@ -99,7 +101,11 @@ def head_width(config: ModelConfig) -> int:
 
 
 def ensure_pack(
-    file: GGUFFile, config: ModelConfig, progress: Progress | None = None, folder: Path | None = None
+    file: GGUFFile,
+    config: ModelConfig,
+    progress: Progress | None = None,
+    folder: Path | None = None,
+    kind: Kind = "dense",
 ) -> Path:
     """The pack of a model, made now if it is not in `folder` (default: in the cache).
 
@@ -112,7 +118,7 @@ def ensure_pack(
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(part, file, config, progress or (lambda *_: None))
+        _write(part, file, config, kind, progress or (lambda *_: None))
         os.replace(part, path)
     except OSError as error:
         problem = f"cannot write the pack: {error.strerror}; free space there or set HOTNEURON_CACHE"
@@ -145,7 +151,7 @@ def _row_order(role: str, config: ModelConfig) -> np.ndarray | None:
             return _head_rows(config, config.n_kv_heads, False)
         case "attn_q_norm" | "attn_k_norm":
             return _head_rows(config, 1, True)
-        case "ffn_gate" | "ffn_up":
+        case "ffn_gate" | "ffn_up" | "ffn_up_bias":
             wide = formats.padded(config.ffn, 64)
             return np.where(np.arange(wide) < config.ffn, np.arange(wide), -1)
     return None
@@ -160,53 +166,64 @@ def _gather(rows: np.ndarray, order: np.ndarray | None) -> np.ndarray:
     return out
 
 
-def _tiles(file: GGUFFile, name: str, role: str, config: ModelConfig) -> tuple[Matrix, np.ndarray]:
-    info = file.tensors[name]
-    columns, rows = info.shape
-    raw, type_ = file.raw(name).reshape(rows, -1), T(info.type)
-    if role.endswith("attn_output") and head_width(config) != config.head_dim:
+def _tiles(file: GGUFFile, source: Source, config: ModelConfig) -> tuple[Matrix, np.ndarray]:
+    info = file.tensors[source.name]
+    columns, rows = info.shape[:2]
+    raw, type_ = file.raw(source.name).reshape(rows, -1), T(info.type)
+    if source.rows is not None:
+        raw = raw[slice(*source.rows)]
+    if source.is_transposed:
+        # The blocks of its type run along the neurons' rows, so turned round it can only be kept in floats.
+        values = np.ascontiguousarray(dequantize(raw.reshape(-1), type_, (columns, rows)).T)
+        type_ = type_ if type_ in VECTOR_TYPES else T.F16
+        raw, columns = quants.quantize(values, type_).view(np.uint8), rows
+    if source.role.endswith("attn_output") and head_width(config) != config.head_dim:
         # Padded heads make new columns, which blocks of 32 cannot follow: keep this one in floats.
-        heads = dequantize(file.raw(name), type_, info.shape).reshape(rows, config.n_heads, config.head_dim)
+        heads = dequantize(raw.reshape(-1), type_, info.shape).reshape(rows, config.n_heads, config.head_dim)
         values = np.pad(heads, ((0, 0), (0, 0), (0, head_width(config) - config.head_dim))).reshape(rows, -1)
         raw, type_, columns = np.ascontiguousarray(values).view(np.uint8), T.F32, values.shape[1]
     # NOTE a row of zero bytes has scale 0 in every block format, so it is a row of zeros.
-    raw = _gather(raw, _row_order(role, config))
+    raw = _gather(raw, _row_order(source.role, config))
     tiles = formats.pack(np.ascontiguousarray(raw).reshape(-1), type_, len(raw), columns)
-    return Matrix(0, formats.FORMAT_OF[type_], len(raw), columns), tiles
+    return Matrix(0, formats.FORMAT_OF[type_], len(raw), columns), tiles.reshape(-1)
 
 
-def _parts(file: GGUFFile, config: ModelConfig) -> Iterator[tuple[str, Matrix | Vector, np.ndarray]]:
-    for role, name in tensor_table(config).items():
-        info = file.tensors[name]
-        if len(info.shape) == 1:
-            values = dequantize(file.raw(name), info.type, info.shape).astype(np.float32)
-            values = _gather(values, _row_order(role, config))
-            padded = np.zeros(formats.padded(len(values), 64), np.float32)
-            padded[: len(values)] = values
-            yield role, Vector(0, len(padded)), padded.view(np.uint8)
-        else:
-            matrix, tiles = _tiles(file, name, role, config)
-            yield role, matrix, tiles.reshape(-1)
+def _vector(file: GGUFFile, source: Source, config: ModelConfig) -> tuple[Vector, np.ndarray]:
+    info = file.tensors[source.name]
+    values = dequantize(file.raw(source.name), info.type, info.shape).astype(np.float32).reshape(-1)
+    values = _gather(values, _row_order(source.role, config))
+    padded = np.zeros(formats.padded(len(values), 64), np.float32)
+    padded[: len(values)] = values
+    return Vector(0, len(padded)), padded.view(np.uint8)
 
 
-def _write(path: Path, file: GGUFFile, config: ModelConfig, progress: Progress) -> None:
-    total = sum(file.tensors[name].n_bytes for name in tensor_table(config).values())
-    table: dict[str, dict[str, dict[str, int]]] = {"matrices": {}, "vectors": {}}
-    room = formats.padded(4096 + 160 * len(tensor_table(config)), PAGE)
+def _source_bytes(file: GGUFFile, source: Source) -> int:
+    info = file.tensors[source.name]
+    if source.rows is None:
+        return info.n_bytes
+    return info.n_bytes // info.shape[1] * (source.rows[1] - source.rows[0])
+
+
+def _write(path: Path, file: GGUFFile, config: ModelConfig, kind: Kind, progress: Progress) -> None:
+    sources = sources_of(config, kind)
+    total = sum(_source_bytes(file, source) for source in sources)
+    matrices: dict[str, dict[str, int]] = {}
+    vectors: dict[str, dict[str, int]] = {}
+    room = formats.padded(4096 + 160 * len(sources), PAGE)
     done, offset = 0, room
-    names = tensor_table(config)
     with path.open("wb") as out:
         out.seek(room)
-        for role, entry, data in _parts(file, config):
-            kind = "matrices" if isinstance(entry, Matrix) else "vectors"
-            table[kind][role] = asdict(entry) | {"offset_bytes": offset}
+        for source in sources:
+            make, table = (_vector, vectors) if source.is_vector else (_tiles, matrices)
+            entry, data = make(file, source, config)
+            table[source.role] = asdict(entry) | {"offset_bytes": offset}
             out.write(data.data)
             offset = formats.padded(offset + data.nbytes, PAGE)
             out.seek(offset)
-            done += file.tensors[names[role]].n_bytes
+            done += _source_bytes(file, source)
             progress("packing weights", done, total)
         out.truncate(offset)
-        header = json.dumps(table).encode()
+        header = json.dumps({"matrices": matrices, "vectors": vectors}).encode()
         assert 16 + len(header) <= room
         out.seek(0)
         out.write(struct.pack("<4sIQ", MAGIC, LAYOUT_VERSION, len(header)) + header)

@@ -100,9 +100,15 @@ def _weight_bytes(pack: Pack, config: ModelConfig, shard: Shard) -> int:
 
 
 def solve(pack: Pack, config: ModelConfig, shares: tuple[float, ...], context_tokens: int, kv_tokens: int) -> Plan:
-    """Deal heads, neurons and vocabulary to workers by their shares. Raises RequestError for senseless shares."""
+    """Deal heads, neurons and vocabulary to workers by their shares.
+
+    Raises RequestError for senseless shares, and for a context beyond the positions that the model has learned.
+    """
     if not shares or any(not (0 <= s < float("inf")) for s in shares) or sum(shares) <= 0:
         raise RequestError(f"split={'/'.join(map(str, shares))}: give one number of at least 0 a worker, not all 0")
+    if config.positions == "learned" and context_tokens > config.context_tokens:
+        known = f"this model has learned {config.context_tokens} positions"
+        raise RequestError(f"context_tokens={context_tokens}: {known}; ask for no more, in multiples of 16")
     units = padded(config.ffn, NEURON_UNIT) // NEURON_UNIT
     heads = deal(config.n_heads, shares)
     neurons = [((a * NEURON_UNIT, b * NEURON_UNIT),) * config.n_layers for a, b in deal(units, shares)]

@@ -22,42 +22,81 @@ def forward(
     tokens: Sequence[int],
     see: Callable[[np.ndarray, str], np.ndarray] = lambda rows, name: rows,
     keep: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
+    active: Callable[[int, np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
     """Logits after each token, f64[n, vocab], of one sequence that starts at position 0.
 
     `see` is what the product with the matrix of that name makes of its input, and `keep` what the KV cache makes of its
-    rows: an engine rounds there.
+    rows: an engine rounds there. `active(layer, rows)` says which neurons count, bool[n, ffn]; rows, f64[n, hidden], is
+    what a predictor looks at: the residual stream, after attention or (parallel) before the layer.
     """
     n = len(tokens)
     wide = {name: values.astype(np.float64) for name, values in weights.items()}
 
     def product(rows: np.ndarray, name: str) -> np.ndarray:
-        return see(rows, name) @ wide[name].T
+        return see(rows, f"{name}.weight") @ wide[f"{name}.weight"].T + wide.get(f"{name}.bias", 0.0)
+
+    def norm(rows: np.ndarray, name: str) -> np.ndarray:
+        if config.norm == "layer":
+            return layer_norm(rows, wide[f"{name}.weight"], wide[f"{name}.bias"], config.norm_eps)
+        return rms_norm(rows, wide[f"{name}.weight"], config.norm_eps)
+
+    def attention(layer: int, normed: np.ndarray) -> np.ndarray:
+        name = f"blk.{layer}.".__add__
+        sizes = config.n_heads, config.n_kv_heads, config.n_kv_heads
+        if config.fused_qkv:
+            cuts = np.cumsum(sizes)[:2] * config.head_dim
+            parts = np.split(product(normed, name("attn_qkv")), cuts, axis=1)
+        else:
+            parts = [product(normed, name(f"attn_{letter}")) for letter in "qkv"]
+        q, k, v = (part.reshape(n, heads, config.head_dim) for part, heads in zip(parts, sizes, strict=True))
+        if config.qk_norm:
+            q = rms_norm(q, wide[name("attn_q_norm.weight")], config.norm_eps)
+            k = rms_norm(k, wide[name("attn_k_norm.weight")], config.norm_eps)
+        if config.positions == "rope":
+            q, k = rotate(config, q, cos, sin), rotate(config, k, cos, sin)
+        return product(_attention(q, keep(k), keep(v), allowed).reshape(n, -1), name("attn_output"))
+
+    def neurons(layer: int, normed: np.ndarray, predicting: np.ndarray) -> np.ndarray:
+        name = f"blk.{layer}.".__add__
+        up = product(normed, name("ffn_up"))
+        fired = activation(config, product(normed, name("ffn_gate")) if config.gated else up)
+        if config.gated:
+            fired = fired * (np.maximum(up, 0) if config.up_activation == "relu" else up)
+        if active is not None:
+            fired = np.where(active(layer, predicting), fired, 0.0)
+        if not config.down_transposed:
+            return product(fired, name("ffn_down"))
+        seen = see(fired, name("ffn_down_t.weight"))
+        return seen @ wide[name("ffn_down_t.weight")] + wide.get(name("ffn_down_t.bias"), 0.0)
 
     x = wide["token_embd.weight"][list(tokens)]
+    if config.positions == "learned":
+        x = x + wide["position_embd.weight"][2 : n + 2]
     cos, sin = _angles(config, n)
     allowed = _mask(n, config.sliding_window)
     for layer in range(config.n_layers):
         name = f"blk.{layer}.".__add__
-        normed = rms_norm(x, wide[name("attn_norm.weight")], config.norm_eps)
-        projected = []
-        for role, heads in (("attn_q", config.n_heads), ("attn_k", config.n_kv_heads), ("attn_v", config.n_kv_heads)):
-            rows = product(normed, name(f"{role}.weight"))
-            if config.qkv_bias:
-                rows = rows + wide[name(f"{role}.bias")]
-            projected.append(rows.reshape(n, heads, config.head_dim))
-        q, k, v = projected
-        if config.qk_norm:
-            q = rms_norm(q, wide[name("attn_q_norm.weight")], config.norm_eps)
-            k = rms_norm(k, wide[name("attn_k_norm.weight")], config.norm_eps)
-        q, k = rotate(config, q, cos, sin), rotate(config, k, cos, sin)
-        x = x + product(_attention(q, keep(k), keep(v), allowed).reshape(n, -1), name("attn_output.weight"))
+        if config.parallel:
+            attended = attention(layer, norm(x, name("attn_norm_2" if config.attn_norm_2 else "attn_norm")))
+            x = x + attended + neurons(layer, norm(x, name("attn_norm")), x)
+        else:
+            x = x + attention(layer, norm(x, name("attn_norm")))
+            x = x + neurons(layer, norm(x, name("ffn_norm")), x)
+    return product(norm(x, "output_norm"), "token_embd" if config.tied_embeddings else "output")
 
-        normed = rms_norm(x, wide[name("ffn_norm.weight")], config.norm_eps)
-        gate, up = product(normed, name("ffn_gate.weight")), product(normed, name("ffn_up.weight"))
-        x = x + product(gate / (1.0 + np.exp(-gate)) * up, name("ffn_down.weight"))
-    x = rms_norm(x, wide["output_norm.weight"], config.norm_eps)
-    return product(x, "token_embd.weight" if config.tied_embeddings else "output.weight")
+
+def activation(config: ModelConfig, x: np.ndarray) -> np.ndarray:
+    if config.activation == "relu":
+        return np.maximum(x, 0)
+    if config.activation == "gelu":
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return x / (1.0 + np.exp(-x))
+
+
+def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float) -> np.ndarray:
+    x = x - x.mean(axis=-1, keepdims=True)
+    return rms_norm(x, weight, eps) + bias
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:

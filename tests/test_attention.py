@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 from hotneuron.kernels import attention, elementwise
+from hotneuron.kernels.activate import activate, activate_reference, kind_of
 from hotneuron.kernels.jit import call, njit
 from hotneuron.kernels.simd import load_f32, store_f32
 
@@ -91,9 +94,21 @@ def test_norm_activation_and_rotation(n: int) -> None:
     x[:n], w[:n] = rng.standard_normal((2, n))
     elementwise.rms_norm(x.ctypes.data, w.ctypes.data, out.ctypes.data, width, n, np.float32(1e-5))
     np.testing.assert_allclose(out, x / np.sqrt((x.astype(np.float64) ** 2).sum() / n + 1e-5) * w, rtol=2e-6, atol=1e-7)
+    b = np.zeros_like(x)
+    b[:n] = rng.standard_normal(n)
+    far = np.where(np.arange(width) < n, x + 30, 0).astype(np.float32)  # a mean that is not small
+    pointers = [array.ctypes.data for array in (far, w, b, out)]
+    elementwise.layer_norm(*pointers, width, n, np.float32(1e-5))
+    middle = far[:n].astype(np.float64) - far[:n].mean(dtype=np.float64)
+    expected = middle / np.sqrt((middle**2).mean() + 1e-5) * w[:n] + b[:n]
+    np.testing.assert_allclose(out[:n], expected, rtol=1e-5, atol=2e-5)
+    assert not out[n:].any()
     gate = (5 * rng.standard_normal(width)).astype(np.float32)
-    elementwise.silu_times(gate.ctypes.data, x.ctypes.data, out.ctypes.data, width)
-    np.testing.assert_allclose(out, gate / (1 + np.exp(-gate.astype(np.float64))) * x, rtol=2e-6, atol=1e-7)
+    for activation, up_activation, gated in product(("silu", "gelu", "relu"), ("none", "relu"), (True, False)):
+        kind = kind_of(activation, up_activation, gated)
+        activate(kind, gate.ctypes.data, x.ctypes.data if gated else 0, out.ctypes.data, width)
+        expected = activate_reference(kind, gate.astype(np.float64), x.astype(np.float64))
+        np.testing.assert_allclose(out, expected, rtol=4e-6, atol=2e-6)
     half = n // 2
     angles = rng.uniform(0, 6, half)
     table = np.concatenate([np.cos(angles), np.sin(angles)]).astype(np.float32)
