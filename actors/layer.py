@@ -17,7 +17,9 @@ from hotneuron.actors.fields import (
     FFN_NORM_BIAS,
     FIRST_HEAD,
     FIRST_NEURON,
+    HAS_PREDICTOR,
     IN_BIAS,
+    IS_SPARSE,
     LAST_HEAD,
     LAST_NEURON,
     MASK_BEFORE,
@@ -33,6 +35,7 @@ from hotneuron.actors.fields import (
 )  # fmt: skip
 from hotneuron.actors.meeting import barrier, mark, meet
 from hotneuron.actors.products import normed_rows
+from hotneuron.actors.sparse_layer import active_to_slot, predict
 from hotneuron.kernels.jit import njit
 from hotneuron.kernels.sync import OK
 
@@ -49,6 +52,10 @@ def run_layer(p, layer, depth, state, thread, n_rows, step):
     if code != OK:
         return code
     mark(p, state, thread, NORM)
+    if parallel and p[HAS_PREDICTOR] != 0:  # NOTE before attention writes to the slot of the next meeting
+        code = predict(p, layer, state, thread, n_rows)
+        if code != OK:
+            return code
     if has_heads:
         code = attend_to_slot(p, layer, depth, state, thread, n_rows, step)
         if code != OK:
@@ -64,8 +71,15 @@ def run_layer(p, layer, depth, state, thread, n_rows, step):
         if code != OK:
             return code
         mark(p, state, thread, NORM)
+        if p[HAS_PREDICTOR] != 0:
+            code = predict(p, layer, state, thread, n_rows)
+            if code != OK:
+                return code
     if layer[LAST_NEURON] > layer[FIRST_NEURON]:
-        code = neurons_to_slot(p, layer, state, thread, n_rows, parallel and has_heads)
+        if p[IS_SPARSE] != 0:
+            code = active_to_slot(p, layer, state, thread, n_rows, parallel and has_heads)
+        else:
+            code = neurons_to_slot(p, layer, state, thread, n_rows, parallel and has_heads)
         if code != OK:
             return code
     code = meet(p, state, thread)

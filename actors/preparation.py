@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from hotneuron.kernels.formats import padded
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
-from hotneuron.models.pack import Pack, ensure_pack
+from hotneuron.models.pack import Pack
+from hotneuron.models.pack_writer import ensure_pack
 
 if TYPE_CHECKING:
     from hotneuron.actors.arena import Arena

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from dataclasses import dataclass
 
 import numpy as np
 
 from hotneuron.actors import fields as P
 from hotneuron.actors.arena import WORKERS_AT, Arena
+from hotneuron.actors.ffn_tables import is_sparse, put_ffn, take_sparse_memory, thread_sizes
+from hotneuron.actors.worker_memory import Memory, copy_to, inputs_of, put_matrix, take_input
 from hotneuron.kernels import formats
 from hotneuron.kernels.activate import kind_of
-from hotneuron.kernels.activations import group_bytes
 from hotneuron.kernels.attention import GROUP_SIZES as QUERY_GROUPS
 from hotneuron.kernels.attention import attend_address, head_block_bytes
 from hotneuron.kernels.formats import padded
@@ -23,21 +22,6 @@ from hotneuron.models.pack import Pack, head_width
 from hotneuron.placement.plan import Plan
 
 
-class Memory:
-    """Zeroed memory on 64-byte borders that lives as long as this object; pages are taken when first written."""
-
-    def __init__(self) -> None:
-        self._maps: list[mmap.mmap] = []
-        self.n_bytes = 0
-
-    def take(self, n_bytes: int) -> int:
-        """The address of n_bytes of zeros."""
-        area = mmap.mmap(-1, max(n_bytes, mmap.PAGESIZE))
-        self._maps.append(area)
-        self.n_bytes += n_bytes
-        return np.frombuffer(area, np.uint8).ctypes.data
-
-
 @dataclass(frozen=True, slots=True)
 class Tables:
     p: np.ndarray  # int64 [P_SIZE]
@@ -46,26 +30,10 @@ class Tables:
     states: int  # address of 64 bytes a thread
 
 
-def _inputs(*format_ids: int) -> int:
-    """What a product's input must be made as, for matrices of these formats."""
-    return (P.INT8 if min(format_ids) < formats.HALF else 0) | (P.FLOATS if max(format_ids) >= formats.HALF else 0)
-
-
-def _both(memory: Memory, rows: int, columns: int) -> tuple[int, int]:
-    """Memory for an input of `rows` rows, quantized and in floats."""
-    return memory.take(rows // 8 * group_bytes(columns, 8)), memory.take(4 * rows * columns)
-
-
 def _layer_table(pack: Pack, config: ModelConfig, plan: Plan, me: int) -> np.ndarray:
     table = np.zeros((config.n_layers, P.LAYER_SIZE), np.int64)
     shard, head = plan.shards[me], head_width(config)
     heads, kv = shard.heads, shard.kv_heads(config)
-
-    def put(row: np.ndarray, at: int, role: str, first_row: int = 0, first_column: int = 0) -> int:
-        m = pack.matrices[role]
-        skip = first_column // formats.BLOCK_COLUMNS * formats.BLOCK_BYTES[m.format_id]
-        row[at : at + 3] = pack.matrix_address(role) + first_row // 16 * m.tile_bytes + skip, m.format_id, m.tile_bytes
-        return m.format_id
 
     for layer in range(config.n_layers):
         row, name, neurons = table[layer], f"{layer}.".__add__, shard.neurons[layer]
@@ -74,21 +42,16 @@ def _layer_table(pack: Pack, config: ModelConfig, plan: Plan, me: int) -> np.nda
         for at, role in ((P.ATTN_NORM, attn_norm), (P.ATTN_NORM_BIAS, f"{attn_norm}_bias"), (P.FFN_NORM, ffn_norm),
                          (P.FFN_NORM_BIAS, f"{ffn_norm}_bias"), (P.O_BIAS, "attn_output_bias")):  # fmt: skip
             row[at] = pack.vector_address(name(role))
-        q = put(row, P.Q, name("attn_q"), first_row=heads[0] * head)
-        k = put(row, P.K, name("attn_k"), first_row=kv[0] * head)
-        v = put(row, P.V, name("attn_v"), first_row=kv[0] * head)
-        o = put(row, P.O, name("attn_output"), first_column=heads[0] * head)
-        up = put(row, P.UP, name("ffn_up"), first_row=neurons[0])
-        gate = put(row, P.GATE, name("ffn_gate"), first_row=neurons[0]) if config.gated else up
-        down = put(row, P.DOWN, name("ffn_down"), first_column=neurons[0])
-        row[P.QKV_INPUT], row[P.O_INPUT] = _inputs(q, k, v), _inputs(o)
-        row[P.FFN_INPUT], row[P.DOWN_INPUT] = _inputs(gate, up), _inputs(down)
+        q = put_matrix(row, P.Q, pack, name("attn_q"), first_row=heads[0] * head)
+        k = put_matrix(row, P.K, pack, name("attn_k"), first_row=kv[0] * head)
+        v = put_matrix(row, P.V, pack, name("attn_v"), first_row=kv[0] * head)
+        o = put_matrix(row, P.O, pack, name("attn_output"), first_column=heads[0] * head)
+        row[P.QKV_INPUT], row[P.O_INPUT] = inputs_of(q, k, v), inputs_of(o)
+        put_ffn(row, pack, layer, neurons)
         row[P.FIRST_NEURON : P.LAST_NEURON + 1] = neurons
         row[P.MASK_BEFORE] = _ffn_mask(plan, config, layer - 1) if layer > 0 else 0
         if config.parallel and not config.attn_norm_2:  # one input for both
             row[P.QKV_INPUT] |= row[P.FFN_INPUT]
-        if config.linear_bias:
-            row[P.UP_BIAS] = pack.vector_address(name("ffn_up_bias")) + 4 * neurons[0]
         if layer > 0:
             row[P.IN_BIAS] = pack.vector_address(f"{layer - 1}.ffn_down_bias")
         for at, role in ((P.Q_BIAS, "attn_q_bias"), (P.K_BIAS, "attn_k_bias"), (P.V_BIAS, "attn_v_bias"),
@@ -125,14 +88,14 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
     constants, rope = memory.take(64), rope_table(config, plan.context_tokens)
     rope_at = memory.take(rope.nbytes)
     for at, values in ((constants, floats), (rope_at, rope)):
-        _copy(at, values)
+        copy_to(at, values)
     kernels = memory.take(8 * (P.GROUP_SIZES * len(formats.NAMES) + len(QUERY_GROUPS)))
     attend_kernels = kernels + 8 * P.GROUP_SIZES * len(formats.NAMES)
     for i, n in enumerate((1, 4, 8)):
-        for format_id in {m.format_id for m in pack.matrices.values()}:
-            _copy(kernels + 8 * (P.GROUP_SIZES * format_id + i), np.array([tile_address(format_id, n)]))
+        for format_id in {m.format_id for m in pack.matrices.values() if not m.layout.startswith("down")}:
+            copy_to(kernels + 8 * (P.GROUP_SIZES * format_id + i), np.array([tile_address(format_id, n)]))
     for i, n in enumerate(QUERY_GROUPS):
-        _copy(attend_kernels + 8 * i, np.array([attend_address(n)]))
+        copy_to(attend_kernels + 8 * i, np.array([attend_address(n)]))
     max_kv_blocks = padded(plan.kv_tokens, 16) // 16
     kv_block_bytes = n_kv * head_block_bytes(head)
     scores_stride = 4 * padded(plan.context_tokens, 16) + 64  # NOTE not a power of two: rows would share cache sets
@@ -140,15 +103,17 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
         P.T_ROW: 4 * wide, P.T_QUERIES: 32 * head, P.T_POSITIONS: 64, P.T_HEADS: 32 * head, P.T_SCORES: 8 * scores_stride,
         P.T_GATE: 4 * P.UNIT * P.SUB_BATCH, P.T_UP: 4 * P.UNIT * P.SUB_BATCH, P.T_SAMPLE: scratch_bytes(config.vocab),
     }  # fmt: skip
+    if is_sparse(pack):
+        sizes |= thread_sizes(pack, config)
     thread_bytes = 0
     for at, size in sizes.items():
         p[at] = thread_bytes
         thread_bytes += padded(size, 128)
     thread_bytes = padded(thread_bytes, 4096) + 256  # NOTE threads' stretches must not fall on the same cache sets
-    x8, xf = _both(memory, max(rows, arena.max_logit_rows), wide)
-    n8, nf = _both(memory, rows, wide) if config.attn_norm_2 else (x8, xf)
-    a8, af = _both(memory, rows, max(o_high - o_low, 64))
-    h8, hf = _both(memory, rows, max(units * P.UNIT, 64))
+    x8, xf = take_input(memory, max(rows, arena.max_logit_rows), wide)
+    n8, nf = take_input(memory, rows, wide) if config.attn_norm_2 else (x8, xf)
+    a8, af = take_input(memory, rows, max(o_high - o_low, 64))
+    h8, hf = take_input(memory, rows, max(units * P.UNIT, 64))
     qkv_stride = 4 * head * (n_q + 2 * n_kv)
     attention_mask = sum(1 << w for w, s in enumerate(plan.shards) if s.has_heads)
     values = {
@@ -189,9 +154,6 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
         places = pack.matrices["position_embd"]
         p[P.PLACES : P.PLACES + 3] = pack.matrix_address("position_embd"), places.format_id, places.tile_bytes
     layers = _layer_table(pack, config, plan, me)
+    if is_sparse(pack):
+        take_sparse_memory(p, layers, pack, config, plan, me, rows, n_threads, memory)
     return Tables(p, layers, memory, memory.take(64 * n_threads))
-
-
-def _copy(address: int, values: np.ndarray) -> None:
-    source = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
-    np.ctypeslib.as_array((ctypes.c_uint8 * source.nbytes).from_address(address))[:] = source

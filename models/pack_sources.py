@@ -9,7 +9,8 @@ from typing import Literal
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.tensor_table import tensor_table
 
-Kind = Literal["dense"]
+Kind = Literal["dense", "gated", "predicted"]
+Layout = Literal["tiles", "rows", "down_shared", "down_own"]
 
 FFN_MATRICES = ("ffn_gate", "ffn_up", "ffn_down", "ffn_down_t", "fc1", "fc2")
 
@@ -22,6 +23,7 @@ class Source:
     name: str  # of the file's tensor
     rows: tuple[int, int] | None = None  # of it; None: all
     is_transposed: bool = False
+    layout: Layout = "tiles"
 
     @property
     def is_vector(self) -> bool:
@@ -54,11 +56,22 @@ def _qkv_sources(config: ModelConfig, layer: int, name: str) -> list[Source]:
 def _ffn_sources(kind: Kind, layer: int, names: dict[str, str]) -> list[Source]:
     """The FFN's matrices of one layer. names: those that the file has, role to tensor name.
 
-    Dense: all as tiles and no predictor. Tiles of the down projection hold its rows, so a transposed one is turned
-    round.
+    Dense: all as tiles and no predictor; tiles of the down projection hold its rows, so a transposed one is turned
+    round. Gated: the first product is computed whole and decides, the others are read by neuron. Predicted: all are
+    read by neuron, and the predictor is tiles.
     """
-    assert kind == "dense"
-    sources = [Source(f"{layer}.{role}", names[role]) for role in ("ffn_gate", "ffn_up", "ffn_down") if role in names]
-    if "ffn_down_t" in names:
-        sources.append(Source(f"{layer}.ffn_down", names["ffn_down_t"], is_transposed=True))
+    first = "ffn_gate" if "ffn_gate" in names else "ffn_up"
+    by_neuron = {"dense": (), "gated": {"ffn_up"} - {first}, "predicted": {"ffn_gate", "ffn_up"}}[kind]
+    sources = []
+    for role in ("ffn_gate", "ffn_up"):
+        if role in names:
+            layout: Layout = "rows" if role in by_neuron else "tiles"
+            sources.append(Source(f"{layer}.{role}", names[role], layout=layout))
+    is_transposed = "ffn_down_t" in names
+    name = names["ffn_down_t" if is_transposed else "ffn_down"]
+    if kind == "dense":
+        return [*sources, Source(f"{layer}.ffn_down", name, is_transposed=is_transposed)]
+    sources.append(Source(f"{layer}.ffn_down", name, layout="down_own" if is_transposed else "down_shared"))
+    if kind == "predicted":
+        sources += [Source(f"{layer}.{role}", names[role]) for role in ("fc1", "fc2")]
     return sources

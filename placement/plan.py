@@ -58,6 +58,7 @@ class Plan:
     kv_tokens: int  # positions that the KV caches hold, all sequences together
     context_tokens: int  # positions of one sequence
     kv_bytes: int  # over all workers
+    thresholds: tuple[float, ...] = ()  # one a layer: from which a neuron is active; empty: as the model says
 
     @property
     def n_workers(self) -> int:

@@ -23,7 +23,8 @@ from hotneuron.kernels.formats import padded
 from hotneuron.models.errors import EngineError, RequestError
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
-from hotneuron.models.pack import Pack, ensure_pack
+from hotneuron.models.pack import Pack
+from hotneuron.models.pack_writer import ensure_pack
 from hotneuron.models.tokenizer import Tokenizer
 from hotneuron.placement.plan import Plan, solve
 

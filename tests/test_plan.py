@@ -14,7 +14,8 @@ from tiny_model import write_tiny_model
 
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
-from hotneuron.models.pack import Pack, ensure_pack
+from hotneuron.models.pack import Pack
+from hotneuron.models.pack_writer import ensure_pack
 from hotneuron.placement import plan as placement
 from hotneuron.placement.plan import NEURON_UNIT, Plan, Shard, deal, solve
 
