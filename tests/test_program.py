@@ -18,6 +18,7 @@ from tiny_model import write_tiny_model
 
 from hotneuron.kernels import formats
 from hotneuron.kernels.activations import quantize_reference
+from hotneuron.models.errors import RequestError
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
 
@@ -49,8 +50,18 @@ MODELS: dict[str, dict[str, Any]] = {
         "types": {"attn_qkv": "F16"},
     },
     "falcon odd": {"arch": "falcon", "type": "F32", "hidden": 72, "n_heads": 5, "head_dim": 20, "ffn": 100},
-    "opt": {"arch": "opt", "type": "F16", "n_heads": 3, "n_kv_heads": 3, "head_dim": 80, "ffn": 100, "hidden": 72},
-    "opt sparse": {"arch": "opt", "type": "Q8_0", "pwri": True, "n_heads": 3, "n_kv_heads": 3, "context_tokens": 1152},
+    "opt": {"arch": "opt", "type": "Q8_0", "n_heads": 4, "n_kv_heads": 4, "head_dim": 80},
+    "opt odd": {
+        "arch": "opt",
+        "type": "F32",
+        "hidden": 72,
+        "n_heads": 5,
+        "n_kv_heads": 5,
+        "head_dim": 20,
+        "ffn": 100,
+        "context_tokens": 1152,
+    },
+    "opt sparse": {"arch": "opt", "type": "Q8_0", "pwri": True, "n_heads": 3, "n_kv_heads": 3},
     "bamboo": {"arch": "bamboo", "type": "Q5_0", "n_heads": 4, "n_kv_heads": 2, "head_dim": 128},
     "bamboo sparse": {"arch": "bamboo", "type": "Q4_0", "pwri": True, "predictor_rank": (32, 64)},
     "relu": {"type": "F32", "metadata": {"hidden_activation": "relu"}},
@@ -133,7 +144,7 @@ def test_logits(written: Callable[[str], Written], name: str) -> None:
     assert distances([long], [exact]).max() < (0.01 if is_float(name) else QUANTA)
 
 
-@pytest.mark.parametrize("name", ["window", "llama3", "odd sizes", "falcon odd"])
+@pytest.mark.parametrize("name", ["window", "llama3", "odd sizes", "falcon odd", "opt odd"])
 def test_logits_of_a_long_context(written: Callable[[str], Written], name: str) -> None:
     model, tokens = written(name), (TOKENS * 16)[:1100]
     engine = local_engine(model.path, (1, 2), threads=2, context_tokens=1152)
@@ -141,11 +152,13 @@ def test_logits_of_a_long_context(written: Callable[[str], Written], name: str) 
     assert np.median(distance) < 1e-3 and distance.max() < 0.01  # angles are f32: off by 1e-4 at position 1000
 
 
-NEW = ("falcon-7B", "falcon-40B", "falcon odd", "opt", "opt sparse", "bamboo", "relu")
+# Without "opt": a cut between heads of 80 falls into blocks of 32 columns, whose scales are then those of each side.
+SPLIT = ("falcon-7B", "falcon-40B", "falcon odd", "opt odd", "opt sparse", "bamboo", "relu")
+NEW = (*SPLIT, "opt")
 SHARES: tuple[tuple[float, ...], ...] = ((1, 0), (0, 1), (1, 1), (1, 9), (9, 1), (3, 1, 2), (1,) * 8)
 
 
-@pytest.mark.parametrize("name", ["F32", "Q4_0", "mixed", "qwen2", "qwen3", "heads of 8", "odd sizes", *NEW])
+@pytest.mark.parametrize("name", ["F32", "Q4_0", "mixed", "qwen2", "qwen3", "heads of 8", "odd sizes", *SPLIT])
 def test_logits_do_not_depend_on_the_split(written: Callable[[str], Written], name: str) -> None:
     path = written(name).path
     alone = [logits_of(local_engine(path), tokens) for tokens in SHORT]
@@ -172,3 +185,28 @@ def test_workers_without_work_and_threads_without_rows(written: Callable[[str], 
     wanted = logits_of(local_engine(path), TOKENS[:9])
     found = logits_of(local_engine(path, (1,) * 16, 4), TOKENS[:9])
     assert distances([found], [wanted]).max() < 1e-3
+
+
+@pytest.mark.parametrize("shares", [(1, 0), (0, 1), (0, 1, 0, 3), (1,) * 8])
+def test_a_bias_is_added_once_whoever_has_heads(tmp_path: Path, shares: tuple[float, ...]) -> None:
+    """Large biases, few heads: some workers have neurons alone, some nothing."""
+    weights = write_tiny_model(tmp_path / "m.gguf", arch="opt", type="F32", n_heads=2, n_kv_heads=2, head_dim=48)
+    raw = bytearray((tmp_path / "m.gguf").read_bytes())
+    for name, values in weights.items():
+        if name.endswith(("attn_output.bias", "ffn_down.bias")):
+            at = raw.index(values.tobytes())
+            values *= 20
+            raw[at : at + values.nbytes] = values.tobytes()
+    (tmp_path / "m.gguf").write_bytes(raw)
+    engine = local_engine(tmp_path / "m.gguf", shares, threads=2)
+    found = logits_of(engine, TOKENS[:20])
+    keep = lambda rows: rows.astype(np.float16).astype(np.float64)  # noqa: E731
+    expected = forward(engine.config, weights, TOKENS[:20], keep=keep)
+    assert distances([found], [expected]).max() < 1e-3
+
+
+def test_no_context_beyond_the_learned_positions(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "m.gguf", arch="opt", context_tokens=48)
+    assert len(logits_of(local_engine(tmp_path / "m.gguf", context_tokens=48), TOKENS[:48])) == 48
+    with pytest.raises(RequestError, match="context_tokens=64: this model has learned 48 positions"):
+        local_engine(tmp_path / "m.gguf", context_tokens=64)
