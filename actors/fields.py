@@ -44,8 +44,8 @@
     FFN_INPUT, DOWN_INPUT,
     # My neurons of this layer, and whose partial sums the layer before it left to add (bits; 0 before the first).
     FIRST_NEURON, LAST_NEURON, MASK_BEFORE,
-    # Where only active neurons are computed: rows by neuron, the down projection (see `kernels.down_layout`), the predictor,
-    # addresses of the threshold and of the counters.
+    # Where only active neurons are computed: rows by neuron, the down projection (see `kernels.down_layout`), the
+    # predictor, addresses of the threshold and of the counters.
     REAL_NEURONS, GATE_ROWS, GATE_ROW_BYTES, UP_ROWS, UP_ROW_BYTES, DOWN_KERNEL, DOWN_ROWS, DOWN_UNIT_BYTES,
     DOWN_ROW_BYTES,
     DOWN_SCALES_AT, DOWN_MINIMUMS_AT, DOWN_OFFSET, DOWN_STRIPE_LINES, FC1, FC1_FORMAT, FC1_TILE, FC1_TILES, FC1_INPUT,
@@ -65,5 +65,6 @@ UNIT = 32  # neurons of two tiles
     PREDICTOR, N_PHASES,
 ) = range(13)
 PHASES = (
-    "embed", "norm", "qkv", "rotate", "attention", "output", "exchange", "gate_up", "down", "head", "sample", "predictor",
+    "embed", "norm", "qkv", "rotate", "attention", "output", "exchange", "gate_up", "down", "head", "sample",
+    "predictor",
 )  # fmt: skip

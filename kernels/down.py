@@ -135,7 +135,7 @@ def _shared(count, has_min, line_outputs):
 
     @kernel(14)
     def down(weights, unit_bytes, row_bytes, scales_at, minimums_at, n_units, lists, values, n_tokens, first, last, y, y_stride, scratch):
-        step = last - first if n_tokens == 1 else GROUP_OUTPUTS // line_outputs
+        step = max(1, last - first) if n_tokens == 1 else GROUP_OUTPUTS // line_outputs
         for group in range(first, last, step):
             end = min(group + step, last)
             for unit in range(n_units):
@@ -199,7 +199,7 @@ def _own(count, has_min, line_outputs):
 
     @kernel(14)
     def down(weights, unit_bytes, row_bytes, scales_at, minimums_at, n_units, lists, values, n_tokens, first, last, y, y_stride, scratch):
-        step = last - first if n_tokens == 1 else GROUP_OUTPUTS // line_outputs
+        step = max(1, last - first) if n_tokens == 1 else GROUP_OUTPUTS // line_outputs
         n_blocks = (step * blocks + 15) // 16 * 16
         start = scratch + 8 * 256 * step
         scale_at, min_at, coefficient = start + 4 * n_blocks, start + 8 * n_blocks, start + 12 * n_blocks

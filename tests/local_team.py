@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from hotneuron.models.errors import EngineError, RequestError
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.pack import Pack
+from hotneuron.models.pack_sources import Kind
 from hotneuron.models.pack_writer import ensure_pack
 from hotneuron.models.tokenizer import Tokenizer
 from hotneuron.placement.plan import Plan, solve
@@ -170,16 +171,22 @@ def local_engine(
     chunk_tokens: int = 512,
     lease_steps: int = 8,
     cache_pack: bool = False,
+    kind: Kind = "dense",
+    order: np.ndarray | None = None,
+    thresholds: tuple[float, ...] = (),
+    activation: str | None = None,
 ) -> LocalEngine:
     """An engine to be started by `with`. Tokens are computed in `shares` as `placement.solve` deals them.
 
     `cache_pack`: keep the pack in the user's cache, not beside the model.
     """
     file = GGUFFile.open(model_path)
-    config = ModelConfig.from_file(file)
-    pack_path = ensure_pack(file, config, folder=None if cache_pack else model_path.parent)
+    config = ModelConfig.from_file(file, activation)
+    folder = None if cache_pack else model_path.parent
+    pack_path = ensure_pack(file, config, folder=folder, kind=kind, order=order)
     pack = Pack(pack_path)
     plan = solve(pack, config, shares, context_tokens, kv_tokens or 4 * context_tokens)
+    plan = replace(plan, thresholds=thresholds)
     rows = padded(max(chunk_tokens, max_slots + 16), 8)
     blocks, logit_rows = context_tokens // 16 + 2, padded(max(32, max_slots), 8)
     arena = Arena(len(shares), rows, max_slots, blocks, logit_rows, padded(config.hidden, 16), padded(config.vocab, 16))
