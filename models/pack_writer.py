@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import quants
@@ -49,7 +50,7 @@ def ensure_pack(
     variant = "" if kind == "dense" else f"-{kind}"
     if order is not None:
         assert kind != "dense" and order.shape == (config.n_layers, config.ffn)
-        variant += "-" + hashlib.sha256(np.ascontiguousarray(order, np.int32)).hexdigest()[:8]
+        variant += "-" + hashlib.sha256(order.astype(np.int32).tobytes()).hexdigest()[:8]
     path = folder / f"{file.path.stem[:60]}-{file.sha_key()[:20]}{variant}-{LAYOUT_VERSION}.pack"
     if path.exists():
         return path
@@ -201,8 +202,8 @@ def _write(
 ) -> None:
     sources = sources_of(config, kind)
     total = sum(_source_bytes(file, source) for source in sources)
-    matrices: dict[str, dict[str, int | str]] = {}
-    vectors: dict[str, dict[str, int | str]] = {}
+    matrices: dict[str, dict[str, Any]] = {}
+    vectors: dict[str, dict[str, Any]] = {}
     room = formats.padded(4096 + 200 * (len(sources) + config.n_layers), PAGE)
     done, offset = 0, room
     with path.open("wb") as out:
