@@ -193,8 +193,8 @@ def _entries(
         make = _vector if source.is_vector else _down if source.layout.startswith("down") else _tiles
         yield source.role, *make(file, source, config, of_layer), _source_bytes(file, source)
     if order is not None:
-        for layer, neurons in enumerate(order):
-            yield f"{layer}.neuron_order", *_floats(_neurons(config, neurons).astype(np.float32)), 0
+        for index, neurons in enumerate(order):
+            yield f"{index}.neuron_order", *_floats(_neurons(config, neurons).astype(np.float32)), 0
 
 
 def _write(
