@@ -5,6 +5,7 @@
     command     the batch: numbers, one line a segment, one entry a row, block tables, sampling settings, histories
     results     tokens and logprobs of a lease, logits
     slots       two banks of [worker][row][width] f32 partial sums
+    activity    what fired, where only active neurons are computed; where the time went, if that is traced
 
 One writer per cache line. Offsets are in bytes from the arena's start, int64 words unless said.
 """
@@ -37,6 +38,9 @@ MAX_STOP_IDS = 64
 MAX_LEASE = 32
 HISTORY_TOKENS = 256
 MAX_WORKERS = 16
+BINS = 2048  # of a histogram: the upper bits of a positive f32
+COUNTED, LISTS, LISTED = (8 * i for i in range(3))  # rows seen, lists made for them, neurons in these lists
+TRACED_PHASES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,10 @@ class Arena:
     max_logit_rows: int  # a multiple of 8
     width: int  # hidden size, padded to 16 floats
     vocab: int  # padded to 16
+    n_layers: int = 0
+    neurons: int = 0  # of a layer, whose activity is counted; 0: of none
+    has_histogram: bool = False
+    is_traced: bool = False
     command: int = field(init=False)
     segments: int = field(init=False)
     stop_ids: int = field(init=False)  # int32
@@ -65,6 +73,11 @@ class Arena:
     logprobs: int = field(init=False)  # [MAX_LEASE][max_slots][OUT_BYTES]
     logits: int = field(init=False)  # f32 [max_logit_rows][vocab]
     slots: int = field(init=False)  # f32 [2][n_workers][max_rows][width]
+    fires: int = field(init=False)  # int32 [n_layers][neurons], positions as in the pack
+    adds: int = field(init=False)  # f32 [n_layers][neurons]
+    layer_counts: int = field(init=False)  # a line for [worker][layer]
+    histogram: int = field(init=False)  # int64 [worker][layer][BINS]
+    trace: int = field(init=False)  # int64 [worker][TRACED_PHASES] ns
     n_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,6 +98,11 @@ class Arena:
             "logprobs": MAX_LEASE * self.max_slots * OUT_BYTES,
             "logits": self.max_logit_rows * self.vocab * 4,
             "slots": 2 * self.n_workers * self.max_rows * self.width * 4,
+            "fires": self.n_layers * self.neurons * 4,
+            "adds": self.n_layers * self.neurons * 4,
+            "layer_counts": self.n_workers * self.n_layers * LINE if self.neurons else 0,
+            "histogram": self.n_workers * self.n_layers * BINS * 8 if self.has_histogram else 0,
+            "trace": self.n_workers * TRACED_PHASES * 8 if self.is_traced else 0,
         }
         at = WORKERS_AT + padded(MAX_WORKERS * LINE, PAGE)
         for name, size in sizes.items():

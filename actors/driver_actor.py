@@ -17,8 +17,10 @@ from hotneuron.actors.messages import Chunk, Request
 from hotneuron.actors.team import RayTeam
 
 if TYPE_CHECKING:
+    from hotneuron.actors.activity import Activity
     from hotneuron.actors.engine import EngineConfig
     from hotneuron.models.model_config import ModelConfig
+    from hotneuron.models.sparse_mode import SparseMode
 
 
 @dataclass(slots=True)
@@ -41,11 +43,11 @@ class DriverActor:
         self._team = RayTeam(n_workers, n_threads, group, worker_cpus)
         self._clients: dict[str, _Client] = {}
 
-    async def start(self, engine_config: EngineConfig, config: ModelConfig, pack_path: Path) -> None:
+    async def start(self, engine_config: EngineConfig, config: ModelConfig, mode: SparseMode, pack_path: Path) -> None:
         """Brings every worker to its first command. Raises EngineError, and the errors of the model's file."""
-        await asyncio.to_thread(self._start, engine_config, config, pack_path)
+        await asyncio.to_thread(self._start, engine_config, config, mode, pack_path)
 
-    def _start(self, engine_config: EngineConfig, config: ModelConfig, pack_path: Path) -> None:
+    def _start(self, engine_config: EngineConfig, config: ModelConfig, mode: SparseMode, pack_path: Path) -> None:
         from hotneuron.actors.driver import Driver
         from hotneuron.actors.exchange import Exchange
         from hotneuron.actors.kv_blocks import KVBlocks
@@ -55,9 +57,10 @@ class DriverActor:
         from hotneuron.models.pack import Pack
         from hotneuron.models.tokenizer import Tokenizer
 
-        self._plan, arena = lay_out(Pack(pack_path), config, engine_config, self._team.n_workers)
+        self._pack, self._config = Pack(pack_path), config
+        self._plan, arena = lay_out(self._pack, config, mode, engine_config, self._team.n_workers)
         memory_ref = ray.put(np.zeros(arena.n_bytes, np.uint8))
-        exchange = Exchange(ray.get(memory_ref), arena)
+        self._exchange = exchange = Exchange(ray.get(memory_ref), arena)
         self._team.connect((pack_path, config, self._plan), exchange, memory_ref)
         file = GGUFFile.open(engine_config.model_path)
         tokenizer = Tokenizer.from_metadata(file.metadata, str(file.path), decode_only=True)
@@ -122,6 +125,18 @@ class DriverActor:
 
     async def describe(self) -> dict[str, Any]:
         return {"workers": self._team.describe(), "plan": asdict(self._plan), "stats": self._driver.stats()}
+
+    async def activity(self) -> Activity:
+        """What has fired so far, by the neurons of the model's file."""
+        from hotneuron.actors.activity import Activity
+
+        return Activity.of(self._exchange.activity(), self._pack, self._config.ffn)
+
+    async def breakdown(self) -> list[dict[str, float]]:
+        """Seconds that each worker's first thread spent in each phase."""
+        from hotneuron.actors.fields import PHASES
+
+        return [dict(zip(PHASES, (ns / 1e9).tolist(), strict=False)) for ns in self._exchange.trace_ns()]
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._driver.stop)

@@ -15,13 +15,15 @@ from types import TracebackType
 from typing import Any
 
 from hotneuron.actors import private_ray
+from hotneuron.actors.activity import Activity
 from hotneuron.actors.client import Client
 from hotneuron.actors.messages import Chunk, Request, SamplingParams
-from hotneuron.actors.preparation import ensure, store_bytes
+from hotneuron.actors.preparation import ensure, kind_of, store_bytes
 from hotneuron.models.chat_template import ChatTemplate
 from hotneuron.models.errors import EngineError, RequestError
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
+from hotneuron.models.sparse_mode import SparseMode, sparse_mode
 from hotneuron.models.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int | None], None]
@@ -39,6 +41,14 @@ class EngineConfig:
     split: tuple[float, ...] | None = None  # share of each worker, the hot one first
     lease_steps: int = 24
     chunk_tokens: int = 512
+    activation: str | None = None  # the user's word against the file's
+    sparse: str = "auto"  # what decides which neurons are computed, see `models.sparse_mode`
+    sparsity: float | None = None  # share of neurons to leave out, by thresholds from the model's statistics
+    sparse_threshold: float | None = None  # from which score a predicted neuron is computed; None: the file's, or safe
+    thresholds: tuple[float, ...] = ()  # the same of each layer, for whom wants to set them one by one
+    statistics_path: Path | None = None  # None: where `profile` leaves them
+    is_profiling: bool = False  # the first product decides, nothing predicts, and histograms are kept
+    is_traced: bool = False  # the time of each phase of a step is kept
 
     def __post_init__(self) -> None:
         for name, low, high in (("workers", 0, 15), ("threads", 1, 256), ("context_tokens", 16, 1 << 24),
@@ -46,6 +56,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise RequestError(f"{name}={value} is out of range; give a number from {low} to {high}")
+        if self.sparse_threshold is not None and not abs(self.sparse_threshold) < 1e30:
+            raise RequestError(f"sparse_threshold={self.sparse_threshold}: give a number, as 0 or -0.5")
 
     def team(self) -> tuple[int, int]:
         """Workers and threads of each: by default one hot and one cold worker that share this machine's cores."""
@@ -65,13 +77,14 @@ class Engine:
     def __init__(
         self,
         config: ModelConfig,
+        mode: SparseMode,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate,
         driver: Any,
         group: Any,
         hold: private_ray.Hold,
     ):
-        self.config, self.tokenizer, self.chat_template = config, tokenizer, chat_template
+        self.config, self.mode, self.tokenizer, self.chat_template = config, mode, tokenizer, chat_template
         self._driver, self._group, self._hold = driver, group, hold
         self._client = Client(driver)
 
@@ -83,13 +96,14 @@ class Engine:
         """
         progress = on_progress or (lambda *_: None)
         file = GGUFFile.open(engine_config.model_path)
-        config = ModelConfig.from_file(file)
+        config = ModelConfig.from_file(file, engine_config.activation)
+        mode = sparse_mode(config, engine_config.sparse, engine_config.sparsity)
         n_workers, n_threads = engine_config.team()
         progress("starting Ray", 0, None)
         private_ray.load()  # before the threads, whose imports it would wait for
 
         # While Ray starts, this process would mostly wait.
-        pack_path = _in_background(lambda: ensure(file, config, progress))
+        pack_path = _in_background(lambda: ensure(file, config, kind_of(mode, engine_config), progress))
         texts = _in_background(lambda: _texts(file))
         hold = private_ray.start(n_workers + 1, store_bytes(config, engine_config, n_workers))
         try:
@@ -97,12 +111,12 @@ class Engine:
             progress("starting actors", 0, None)
             worker_cpus = 1 if hold.is_private else n_threads
             driver, group = _create_driver(n_workers, n_threads, worker_cpus)
-            _start_driver(driver, engine_config, config, packed)
+            _start_driver(driver, engine_config, config, mode, packed)
             tokenizer, chat_template = texts.result()
         except BaseException:
             hold.release()
             raise
-        return cls(config, tokenizer, chat_template, driver, group, hold)
+        return cls(config, mode, tokenizer, chat_template, driver, group, hold)
 
     def __enter__(self) -> Engine:
         return self
@@ -142,6 +156,16 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         return self._get(self._driver.stats.remote())
+
+    def activity(self) -> Activity:
+        """What has fired since the engine began. Raises RequestError where all neurons are computed."""
+        if self.mode.name == "dense":
+            raise RequestError("all neurons of this model are computed, so nothing is counted; see --sparse")
+        return self._get(self._driver.activity.remote())
+
+    def breakdown(self) -> list[dict[str, float]]:
+        """Seconds that the first thread of each worker spent in each phase so far; needs `is_traced`."""
+        return self._get(self._driver.breakdown.remote())
 
     def bench(self, prompt_tokens: int, generate_tokens: int, repetitions: int) -> dict[str, list[float]]:
         """Tokens per second, as llama-bench counts: a prompt of random tokens; tokens drawn from an empty context."""
@@ -221,11 +245,13 @@ def _create_driver(n_workers: int, n_threads: int, worker_cpus: int) -> tuple[An
     return driver, group
 
 
-def _start_driver(driver: Any, engine_config: EngineConfig, config: ModelConfig, pack_path: Path) -> None:
+def _start_driver(
+    driver: Any, engine_config: EngineConfig, config: ModelConfig, mode: SparseMode, pack_path: Path
+) -> None:
     import ray
 
     try:
-        ray.get(driver.start.remote(engine_config, config, pack_path), timeout=300)
+        ray.get(driver.start.remote(engine_config, config, mode, pack_path), timeout=300)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:

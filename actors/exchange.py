@@ -15,6 +15,7 @@ from dataclasses import asdict
 import numpy as np
 
 from hotneuron.actors import arena as A
+from hotneuron.actors.activity import ActivityCounts
 from hotneuron.actors.arena import Arena
 from hotneuron.actors.batch import Batch
 from hotneuron.actors.messages import SamplingParams
@@ -157,6 +158,32 @@ class Exchange:
         """f32 [n_rows, vocab] of the last command; a view, good until the next."""
         rows = self._array(self.arena.logits, n_rows * self.arena.vocab, np.float32)
         return rows.reshape(n_rows, -1)[:, :vocab]
+
+    def activity(self) -> ActivityCounts:
+        """What fired so far; copies, taken while the workers go on counting."""
+        a = self.arena
+        lines = self._array(a.layer_counts, a.n_workers * a.n_layers * A.LINE // 8, np.int64)
+        counts = lines.reshape(a.n_workers, a.n_layers, -1)
+        histogram = np.zeros((a.n_layers, A.BINS), np.int64)
+        if a.has_histogram:
+            every = self._array(a.histogram, a.n_workers * a.n_layers * A.BINS, np.int64)
+            histogram = every.reshape(a.n_workers, a.n_layers, -1).sum(axis=0)
+        shape = a.n_layers, a.neurons
+        return ActivityCounts(
+            counts[..., A.COUNTED // 8].max(axis=0),
+            counts[..., A.LISTS // 8].max(axis=0),
+            counts[..., A.LISTED // 8].sum(axis=0),
+            self._array(a.fires, a.n_layers * a.neurons).reshape(shape).astype(np.int64),
+            self._array(a.adds, a.n_layers * a.neurons, np.float32).reshape(shape).astype(np.float64),
+            histogram,
+        )
+
+    def trace_ns(self) -> np.ndarray:
+        """int64 [worker][phase] since the engine began, zeros where it is not traced; phases as in `fields.PHASES`."""
+        if not self.arena.is_traced:
+            return np.zeros((self.arena.n_workers, A.TRACED_PHASES), np.int64)
+        every = self._array(self.arena.trace, self.arena.n_workers * A.TRACED_PHASES, np.int64)
+        return every.reshape(self.arena.n_workers, -1).copy()
 
 
 def attach(memory: np.ndarray, arena: Arena, nonce: int) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from hotneuron.actors import fields as P
+from hotneuron.actors.arena import BINS, LINE, Arena
 from hotneuron.actors.worker_memory import Memory, copy_to, inputs_of, put_matrix, take_input
-from hotneuron.kernels import down, rows
+from hotneuron.kernels import down, rows, signs
 from hotneuron.kernels.formats import padded
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.pack import Pack
@@ -44,6 +45,9 @@ def put_ffn(row: np.ndarray, pack: Pack, layer: int, neurons: tuple[int, int]) -
     row[P.DOWN_UNIT_BYTES], row[P.DOWN_ROW_BYTES] = layout.unit_bytes, layout.row_bytes
     row[P.DOWN_SCALES_AT], row[P.DOWN_MINIMUMS_AT] = layout.scales_at, layout.minimums_at
     row[P.DOWN_OFFSET], row[P.DOWN_STRIPE_LINES] = down.down_offset(layout.format_id), 128 // layout.line_outputs
+    if name("ffn_signs") in pack.matrices:
+        row[P.SIGNS_TILE] = signs.tile_bytes(pack.matrices[name("ffn_signs")].columns)
+        row[P.SIGNS] = pack.matrix_address(name("ffn_signs")) + neurons[0] // 16 * row[P.SIGNS_TILE]
     if name("fc1") in pack.matrices:
         first, second = put_matrix(row, P.FC1, pack, name("fc1")), put_matrix(row, P.FC2, pack, name("fc2"), neurons[0])
         fc1, fc2 = pack.matrices[name("fc1")], pack.matrices[name("fc2")]
@@ -69,9 +73,9 @@ def thread_sizes(pack: Pack, config: ModelConfig) -> dict[int, int]:
 
 
 def take_sparse_memory(
-    p: np.ndarray, layers: np.ndarray, pack: Pack, config: ModelConfig, plan: Plan, me: int, max_rows: int, n_threads: int, memory: Memory
+    p: np.ndarray, layers: np.ndarray, pack: Pack, config: ModelConfig, plan: Plan, me: int, arena: Arena, n_threads: int, memory: Memory
 ) -> None:
-    """A worker's memory for a sparse FFN: what is active, lists, counters, the predictor's inputs and thresholds."""
+    """A worker's memory for a sparse FFN: what is active, lists, the predictor's inputs and thresholds. Counters lie in the arena."""
     most = max(plan.shards[me].most_neurons, 64)
     units, wide, tall = most // P.UNIT, padded(config.hidden, 64), padded(config.hidden, 128)
     p[P.IS_SPARSE], p[P.TALL], p[P.GATHER_KERNEL] = 1, tall, rows.gather.address
@@ -82,13 +86,21 @@ def take_sparse_memory(
     p[P.SUM] = memory.take(4 * P.SPARSE_BATCH * tall)
     if ranks := _ranks(pack, config):
         p[P.HAS_PREDICTOR] = 1
-        p[P.PREDICTED8], p[P.PREDICTEDF] = take_input(memory, max_rows, wide)
-        p[P.HIDDEN8], p[P.HIDDENF] = take_input(memory, max_rows, max(ranks))
+        p[P.PREDICTED8], p[P.PREDICTEDF] = take_input(memory, arena.max_rows, wide)
+        p[P.HIDDEN8], p[P.HIDDENF] = take_input(memory, arena.max_rows, max(ranks))
     thresholds = np.array(plan.thresholds or (config.sparse_threshold if ranks else 0.0,) * config.n_layers, np.float32)
-    threshold_at, counted_at = memory.take(thresholds.nbytes), memory.take(8 * config.n_layers)
+    if "0.ffn_signs" in pack.matrices:
+        p[P.INPUT_SIGNS] = memory.take(arena.max_rows * wide // 8)
+    threshold_at = memory.take(thresholds.nbytes)
     copy_to(threshold_at, thresholds)
+    address = int(p[P.ARENA])
+    assert arena.neurons == padded(config.ffn, 64) and arena.n_layers == config.n_layers
+    p[P.HISTOGRAM_BYTES] = 8 * BINS if arena.has_histogram else 0
     for layer, row in enumerate(layers):
         first, last = plan.shards[me].neurons[layer]
-        row[P.THRESHOLD], row[P.COUNTED] = threshold_at + 4 * layer, counted_at + 8 * layer
+        row[P.THRESHOLD] = threshold_at + 4 * layer
+        row[P.COUNTS] = address + arena.layer_counts + LINE * (me * config.n_layers + layer)
+        row[P.HISTOGRAM] = address + arena.histogram + (me * config.n_layers + layer) * p[P.HISTOGRAM_BYTES]
         row[P.REAL_NEURONS] = max(0, min(last, config.ffn) - first)
-        row[P.FIRES], row[P.ADDS] = memory.take(4 * most), memory.take(4 * most)
+        at = 4 * (layer * arena.neurons + first)
+        row[P.FIRES], row[P.ADDS] = address + arena.fires + at, address + arena.adds + at

@@ -14,6 +14,7 @@
     EPS, WINDOW,
     GROUP_HEADS, ATTENTION_MASK, FFN_MASK,  # whose sums to add: FFN_MASK of the last layer
     LAYER_NORM, ACTIVATION, PARALLEL, IS_SPARSE, HAS_PREDICTOR, TALL,
+    HISTOGRAM_BYTES,  # of a layer; 0: none is kept
     # The shard.
     FIRST_HEAD, LAST_HEAD, FIRST_KV, LAST_KV, Q_TILES, K_TILES, O_COLUMNS, O_SKEW, NEURON_UNITS, VOCAB_TILE,
     VOCAB_TILES,
@@ -24,7 +25,7 @@
     X, X8, XF, N8, NF, QKV, QKV_STRIDE, ATTENTION, A8, AF, H8, HF, KV, KV_LAYER_BYTES, KV_BLOCK_BYTES, KV_HEAD_BYTES,
     # Where only active neurons are computed (see `sparse_layer`).
     PREDICTED8, PREDICTEDF, HIDDEN8, HIDDENF, ACTIVE, ACTIVE_STRIDE, ACTIVE_LISTS, ACTIVE_COUNTS, UNIT_LISTS,
-    DOWN_VALUES, SUM,
+    DOWN_VALUES, SUM, INPUT_SIGNS,
     # Memory of a thread: base and size of its stretch, then offsets in it.
     THREAD, THREAD_BYTES, T_ROW, T_QUERIES, T_POSITIONS, T_HEADS, T_SCORES, SCORES_STRIDE, T_GATE, T_UP, T_SAMPLE,
     T_TILE, T_ROWS, T_DOWN,
@@ -32,7 +33,7 @@
     TILE_KERNELS, ATTEND_KERNELS, SAMPLE_KERNEL, GATHER_KERNEL,
     TRACE,
     P_SIZE,
-) = range(118)  # fmt: skip
+) = range(120)  # fmt: skip
 
 # `layers`: a matrix is its address, format and bytes from tile to tile.
 (
@@ -50,8 +51,8 @@
     DOWN_ROW_BYTES,
     DOWN_SCALES_AT, DOWN_MINIMUMS_AT, DOWN_OFFSET, DOWN_STRIPE_LINES, FC1, FC1_FORMAT, FC1_TILE, FC1_TILES, FC1_INPUT,
     RANK,
-    FC2, FC2_FORMAT, FC2_TILE, FC2_INPUT, THRESHOLD, FIRES, ADDS, COUNTED, LAYER_SIZE,
-) = range(68)  # fmt: skip
+    FC2, FC2_FORMAT, FC2_TILE, FC2_INPUT, SIGNS, SIGNS_TILE, THRESHOLD, FIRES, ADDS, COUNTS, HISTOGRAM, LAYER_SIZE,
+) = range(71)  # fmt: skip
 
 INT8, FLOATS = 1, 2  # what a phase's input must be made as: bits of QKV_INPUT ...
 GROUP_SIZES = 3

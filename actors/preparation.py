@@ -7,46 +7,72 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hotneuron.actors.arena import BINS, Arena
 from hotneuron.kernels.formats import padded
+from hotneuron.models.errors import RequestError
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.pack import Pack
+from hotneuron.models.pack_sources import Kind
 from hotneuron.models.pack_writer import ensure_pack
+from hotneuron.models.sparse_mode import SparseMode
 
 if TYPE_CHECKING:
-    from hotneuron.actors.arena import Arena
     from hotneuron.actors.engine import EngineConfig
     from hotneuron.placement.plan import Plan
 
 DEFAULT_CONTEXT_TOKENS = 8192
 KV_BUDGET_BYTES = 2 << 30  # what the default number of sequences may take; one sequence's context is always given
 LOGIT_ROWS = 32
+SAFE_SIGNS = -1.0  # the score of `kernels.signs` that nearly all neurons that fire reach
 _STORE_BYTES = 32 << 20  # of the object store, beside the arena's rows: tables, messages
 
 
-def ensure(file: GGUFFile, config: ModelConfig, progress: Callable[[str, int, int | None], None]) -> Path:
+def kind_of(mode: SparseMode, engine_config: EngineConfig) -> Kind:
+    """The kind of pack to run from. Profiling measures what fires, whatever would have predicted it."""
+    return "gated" if engine_config.is_profiling else mode.kind
+
+
+def ensure(file: GGUFFile, config: ModelConfig, kind: Kind, progress: Callable[[str, int, int | None], None]) -> Path:
     """The pack of a model; makes it, and compiles the kernels, where this machine has not yet. Raises StorageError."""
     from hotneuron.actors.warm import ensure_kernels
 
-    pack_path = ensure_pack(file, config, progress)
-    ensure_kernels((m.format_id for m in Pack(pack_path).matrices.values()), progress)
+    pack_path = ensure_pack(file, config, progress, kind=kind)
+    ensure_kernels(Pack(pack_path), progress)
     return pack_path
 
 
-def lay_out(pack: Pack, config: ModelConfig, engine_config: EngineConfig, n_workers: int) -> tuple[Plan, Arena]:
+def lay_out(
+    pack: Pack, config: ModelConfig, mode: SparseMode, engine_config: EngineConfig, n_workers: int
+) -> tuple[Plan, Arena]:
     """Deal out the work. Raises RequestError (a split that makes no sense)."""
     plan = _plan(pack, config, engine_config, n_workers)
-    return plan, _arena(config, plan, engine_config)
+    plan = replace(plan, thresholds=_thresholds(config, mode, engine_config))
+    return plan, _arena(config, plan, engine_config, kind_of(mode, engine_config) != "dense")
+
+
+def _thresholds(config: ModelConfig, mode: SparseMode, engine_config: EngineConfig) -> tuple[float, ...]:
+    """From which value a neuron of each layer is active; empty: as the file says, or any but 0."""
+    given = engine_config.thresholds
+    if given and len(given) != config.n_layers:
+        raise RequestError(f"thresholds has {len(given)} numbers for {config.n_layers} layers; give one a layer")
+    if given or engine_config.is_profiling:
+        return given
+    if engine_config.sparse_threshold is not None and mode.name in ("predictor", "sign"):
+        return (engine_config.sparse_threshold,) * config.n_layers
+    return (SAFE_SIGNS,) * config.n_layers if mode.name == "sign" else ()
 
 
 def store_bytes(config: ModelConfig, engine_config: EngineConfig, n_workers: int) -> int:
     """Room for the arena in the object store, known before there is a plan."""
     rows, logit_rows = _rows(engine_config)
     partial_sums = 2 * n_workers * rows * padded(config.hidden, 16)
-    return 4 * (partial_sums + logit_rows * padded(config.vocab, 16)) + _STORE_BYTES
+    counters = 2 * config.n_layers * (padded(config.ffn, 64) + n_workers * BINS)
+    return 4 * (partial_sums + logit_rows * padded(config.vocab, 16) + counters) + _STORE_BYTES
 
 
 def _rows(engine_config: EngineConfig) -> tuple[int, int]:
@@ -67,10 +93,10 @@ def _plan(pack: Pack, config: ModelConfig, engine_config: EngineConfig, n_worker
     return placement.solve(pack, config, engine_config.split or (1.0,) * n_workers, context, kv_tokens)
 
 
-def _arena(config: ModelConfig, plan: Plan, engine_config: EngineConfig) -> Arena:
-    from hotneuron.actors.arena import Arena
-
+def _arena(config: ModelConfig, plan: Plan, engine_config: EngineConfig, counts_activity: bool) -> Arena:
     rows, logit_rows = _rows(engine_config)
     blocks = plan.context_tokens // 16 + 2
     width, vocab = padded(config.hidden, 16), padded(config.vocab, 16)
-    return Arena(plan.n_workers, rows, engine_config.max_slots, blocks, logit_rows, width, vocab)
+    sizes = plan.n_workers, rows, engine_config.max_slots, blocks, logit_rows, width, vocab
+    neurons = padded(config.ffn, 64) if counts_activity else 0
+    return Arena(*sizes, config.n_layers, neurons, engine_config.is_profiling, engine_config.is_traced)

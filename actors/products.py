@@ -11,6 +11,7 @@ from hotneuron.actors.fields import (
     FLOATS,
     GROUP_SIZES,
     HIDDEN,
+    INPUT_SIGNS,
     INT8,
     LAYER_NORM,
     ME,
@@ -34,6 +35,7 @@ from hotneuron.kernels.elementwise import layer_norm, rms_norm
 from hotneuron.kernels.jit import njit
 from hotneuron.kernels.matmul import AHEAD_BYTES, matmul_tile
 from hotneuron.kernels.memory import get_f32, get_i64
+from hotneuron.kernels.signs import take_signs
 from hotneuron.kernels.simd import add, load_f32, store_f32
 
 
@@ -93,6 +95,8 @@ def normed_rows(p, state, thread, n_rows, mask, product_bias, norm, norm_bias, k
             add_partials(p, state, row, mask, product_bias, x)
         norm_row(p, x, norm, norm_bias, row_buffer)
         row_input(p, kind, row_buffer, row, n, int8, floats)
+        if p[INPUT_SIGNS] != 0:  # the FFN's input is normed last
+            take_signs(row_buffer, p[WIDE], p[INPUT_SIGNS] + row * (p[WIDE] // 8))
 
 
 @njit

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hotneuron.actors.arena import COUNTED, LISTED, LISTS
 from hotneuron.actors.fields import (
     ACTIVATION,
     ACTIVE,
@@ -16,7 +17,7 @@ from hotneuron.actors.fields import (
     ACTIVE_LISTS,
     ACTIVE_STRIDE,
     ADDS,
-    COUNTED,
+    COUNTS,
     DOWN_KERNEL,
     DOWN_MINIMUMS_AT,
     DOWN_OFFSET,
@@ -44,8 +45,12 @@ from hotneuron.actors.fields import (
     GATE_ROWS,
     GATE_TILE,
     GATHER_KERNEL,
+    HIDDEN,
     HIDDEN8,
     HIDDENF,
+    HISTOGRAM,
+    HISTOGRAM_BYTES,
+    INPUT_SIGNS,
     LAST_NEURON,
     ME,
     N8,
@@ -58,6 +63,8 @@ from hotneuron.actors.fields import (
     PREDICTOR,
     RANK,
     REAL_NEURONS,
+    SIGNS,
+    SIGNS_TILE,
     SLOT_BYTES,
     SPARSE_BATCH,
     SUM,
@@ -94,6 +101,7 @@ from hotneuron.kernels.elementwise import add_rows
 from hotneuron.kernels.jit import call, njit
 from hotneuron.kernels.matmul import AHEAD_BYTES
 from hotneuron.kernels.memory import get_f32, get_i32, get_i64, put_f32, put_i64
+from hotneuron.kernels.signs import sign_scores
 from hotneuron.kernels.simd import add, load_f32, maximum, splat, store_f32
 from hotneuron.kernels.sync import OK
 
@@ -150,13 +158,9 @@ def predict(p, layer, state, thread, n_rows):
 
 
 @njit
-def _decide(p, layer, thread, start, count, n):
-    """Of my part of the neurons: what decides, row by row, and the list of those that are active for any row."""
-    wide = layer[LAST_NEURON] - layer[FIRST_NEURON]
-    low, high = part(wide // UNIT, thread, p[N_THREADS])
-    stride, active = p[ACTIVE_STRIDE], p[ACTIVE]
-    has_predictor = layer[FC2] != 0
-    if has_predictor:
+def _decide_by_product(p, layer, start, count, n, first_tile, last_tile):
+    """The predictor's second layer, or the first product itself, of some tiles."""
+    if layer[FC2] != 0:
         columns, format_id, w, tile_bytes = layer[RANK], layer[FC2_FORMAT], layer[FC2], layer[FC2_TILE]
         int8, floats = p[HIDDEN8], p[HIDDENF]
     else:
@@ -166,8 +170,25 @@ def _decide(p, layer, thread, start, count, n):
         columns, int8, floats = p[WIDE], p[N8], p[NF]
     int8 += start // n * group_bytes(columns, n)
     floats += start // n * 4 * n * columns
-    for t in range(2 * low, 2 * high):
-        tile(p[TILE_KERNELS], format_id, w + t * tile_bytes, int8, floats, columns, n, count, active + 64 * t, stride, AHEAD_BYTES)
+    for t in range(first_tile, last_tile):
+        out = p[ACTIVE] + 64 * t
+        tile(p[TILE_KERNELS], format_id, w + t * tile_bytes, int8, floats, columns, n, count, out, p[ACTIVE_STRIDE], AHEAD_BYTES)
+
+
+@njit
+def _decide(p, layer, thread, start, count, n):
+    """Of my part of the neurons: what decides, row by row, and the list of those that are active for any row."""
+    wide = layer[LAST_NEURON] - layer[FIRST_NEURON]
+    low, high = part(wide // UNIT, thread, p[N_THREADS])
+    stride, active = p[ACTIVE_STRIDE], p[ACTIVE]
+    has_predictor = layer[FC2] != 0 or layer[SIGNS] != 0
+    if layer[SIGNS] != 0:
+        for t in range(2 * low, 2 * high):
+            for row in range(count):
+                signs = p[INPUT_SIGNS] + (start + row) * (p[WIDE] // 8)
+                sign_scores(layer[SIGNS] + t * layer[SIGNS_TILE], signs, p[WIDE], p[HIDDEN], active + 64 * t + row * stride)
+    else:
+        _decide_by_product(p, layer, start, count, n, 2 * low, 2 * high)
     threshold, real = get_f32(layer[THRESHOLD]), layer[REAL_NEURONS] - UNIT * low
     for row in range(count):
         values = active + row * stride + 4 * UNIT * low
@@ -267,6 +288,28 @@ def _list_units(p, layer, thread, count):
 
 
 @njit
+def _count(p, layer, count):
+    """Count the rows of a list, the list, and its neurons."""
+    listed = 0
+    for t in range(p[N_THREADS]):
+        listed += get_i64(p[ACTIVE_COUNTS] + 64 * t)
+    counts = layer[COUNTS]
+    put_i64(counts + COUNTED, get_i64(counts + COUNTED) + count)
+    put_i64(counts + LISTS, get_i64(counts + LISTS) + 1)
+    put_i64(counts + LISTED, get_i64(counts + LISTED) + listed)
+
+
+@njit
+def _add_to_histogram(p, layer, count):
+    """Count what each neuron's activation is, by the upper bits of its magnitude."""
+    for row in range(count):
+        for k in range(layer[REAL_NEURONS]):
+            bits = get_i32(p[ACTIVE] + row * p[ACTIVE_STRIDE] + 4 * k) & 0x7FFFFFFF
+            at = layer[HISTOGRAM] + 8 * (bits >> 20)
+            put_i64(at, get_i64(at) + 1)
+
+
+@njit
 def _down(p, layer, state, thread, start, count, is_second):
     """My stripe of the outputs, of all active neurons, to my slot."""
     units = (layer[LAST_NEURON] - layer[FIRST_NEURON]) // UNIT
@@ -298,6 +341,12 @@ def active_to_slot(p, layer, state, thread, n_rows, is_second):
         code = barrier(p, state)
         if code != OK:
             return code
+        if p[HISTOGRAM_BYTES] != 0:  # only while profiling
+            if thread == 0:
+                _add_to_histogram(p, layer, count)
+            code = barrier(p, state)
+            if code != OK:
+                return code
         mark(p, state, thread, PREDICTOR)
         if layer[UP_ROWS] != 0:
             _products(p, layer, thread, start, count, n)
@@ -306,7 +355,7 @@ def active_to_slot(p, layer, state, thread, n_rows, is_second):
                 return code
         _list_units(p, layer, thread, count)
         if thread == 0:
-            put_i64(layer[COUNTED], get_i64(layer[COUNTED]) + count)
+            _count(p, layer, count)
         code = barrier(p, state)
         if code != OK:
             return code

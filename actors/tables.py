@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotneuron.actors import fields as P
-from hotneuron.actors.arena import WORKERS_AT, Arena
+from hotneuron.actors.arena import TRACED_PHASES, WORKERS_AT, Arena
 from hotneuron.actors.ffn_tables import is_sparse, put_ffn, take_sparse_memory, thread_sizes
 from hotneuron.actors.worker_memory import Memory, copy_to, inputs_of, put_matrix, take_input
 from hotneuron.kernels import formats
@@ -153,7 +153,9 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
     if config.positions == "learned":
         places = pack.matrices["position_embd"]
         p[P.PLACES : P.PLACES + 3] = pack.matrix_address("position_embd"), places.format_id, places.tile_bytes
+    if arena.is_traced:
+        p[P.TRACE] = address + arena.trace + 8 * TRACED_PHASES * me
     layers = _layer_table(pack, config, plan, me)
     if is_sparse(pack):
-        take_sparse_memory(p, layers, pack, config, plan, me, rows, n_threads, memory)
+        take_sparse_memory(p, layers, pack, config, plan, me, arena, n_threads, memory)
     return Tables(p, layers, memory, memory.take(64 * n_threads))

@@ -32,7 +32,6 @@ class Worker:
         self._threads: list[threading.Thread] = []
         self._tables: tables.Tables | None = None
         self._memory: np.ndarray | None = None
-        self._trace: np.ndarray | None = None
         self.codes: list[int] = []
 
     def start(self, memory: np.ndarray, arena: Arena, nonce: int) -> int:
@@ -80,16 +79,6 @@ class Worker:
             return False
         self._threads = []
         return True
-
-    def trace(self) -> dict[str, float]:
-        """Seconds that the first thread spent in each phase since the last call; the first call switches it on."""
-        assert self._tables is not None
-        if self._trace is None:
-            self._trace = np.zeros(fields.N_PHASES, np.int64)
-            self._tables.p[fields.TRACE] = self._trace.ctypes.data
-        seconds = dict(zip(fields.PHASES, (self._trace / 1e9).tolist(), strict=False))
-        self._trace[:] = 0
-        return seconds
 
     def describe(self) -> dict[str, int]:
         shard = self.plan.shards[self.me]

@@ -23,6 +23,7 @@ _HELP = """/help           this list
 /exit           leave (so does Ctrl-D); Ctrl-C stops an answer"""
 
 
+@opt.takes_engine_options()
 def chat(
     model: opt.Model = opt.DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option("--system", "-sys", help="System message.")] = None,
@@ -39,10 +40,8 @@ def chat(
     presence_penalty: opt.PresencePenalty = 0.0,
     frequency_penalty: opt.FrequencyPenalty = 0.0,
     logit_bias: opt.LogitBias = None,
-    context: opt.Context = None,
-    threads: opt.Threads = None,
-    workers: opt.Workers = None,
-    split: opt.Split = None,
+    *,
+    options: opt.EngineOptions,
 ) -> None:
     """Talk with a model; /help lists what else can be typed."""
     with contextlib.suppress(ImportError):
@@ -63,7 +62,7 @@ def chat(
     )
     from hotneuron.deploy.session import engine_for
 
-    with engine_for(model, opt.EngineOptions(context, threads, workers, split)) as engine:
+    with engine_for(model, options) as engine:
         note("Type a message; /help lists commands, Ctrl-D leaves.")
         Conversation(engine, sampling, predict, stop, system).loop()
 

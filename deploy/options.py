@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import secrets
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -34,6 +37,28 @@ Workers = Annotated[
 Split = Annotated[
     str | None,
     typer.Option("--split", help="Shares of the workers, hot first, as 50/50."),
+]
+ActivationName = Annotated[
+    str | None, typer.Option("--activation", help="silu, gelu or relu, where the file does not say or is wrong.")
+]
+Sparse = Annotated[
+    str,
+    typer.Option(
+        "--sparse",
+        help="What decides which neurons are computed: auto, exact (a ReLU model's own first product), predictor "
+        "(the file's), sign (signs of weights and input), off (all are).",
+    ),
+]
+Sparsity = Annotated[
+    float | None,
+    typer.Option("--sparsity", help="Leave out this share of a SiLU or GELU model's neurons; needs `profile` before."),
+]
+SparseThreshold = Annotated[
+    float | None,
+    typer.Option("--sparse-threshold", help="Score from which a predicted neuron is computed; lower is safer."),
+]
+StatisticsFile = Annotated[
+    Path | None, typer.Option("--statistics", help="What `profile` wrote; default: where it leaves it.")
 ]
 
 Predict = Annotated[
@@ -65,13 +90,43 @@ Stop = Annotated[
 class EngineOptions:
     """The engine flags of one call, as given."""
 
-    context: int | None = None
-    threads: int | None = None
-    workers: int | None = None
-    split: str | None = None
+    context: Context = None
+    threads: Threads = None
+    workers: Workers = None
+    split: Split = None
+    activation: ActivationName = None
+    sparse: Sparse = "auto"
+    sparsity: Sparsity = None
+    sparse_threshold: SparseThreshold = None
+    statistics: StatisticsFile = None
 
     def __post_init__(self) -> None:
         parse_split(self.split)
+
+
+def takes_engine_options(*own: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator: a verb gets every engine flag, except those that it names as its own, as its `options`."""
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(verb, eval_str=True)
+        annotations = get_type_hints(EngineOptions, include_extras=True)
+        names = [field.name for field in fields(EngineOptions) if field.name not in own]
+        defaults = {field.name: field.default for field in fields(EngineOptions)}
+
+        @functools.wraps(verb)
+        def run(**given: Any) -> None:
+            options = EngineOptions(**{name: given.pop(name) for name in names})
+            verb(**given, options=options)
+
+        parameters = [p for p in signature.parameters.values() if p.name != "options"]
+        for name in names:
+            kind, annotation = inspect.Parameter.POSITIONAL_OR_KEYWORD, annotations[name]
+            parameters.append(inspect.Parameter(name, kind, default=defaults[name], annotation=annotation))
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return decorate
 
 
 def _checked_length(tokens: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -27,22 +27,22 @@ class Perplexity:
     chunks: int
 
 
+@opt.takes_engine_options("context")
 def perplexity(
     file: Annotated[Path, typer.Option("-f", "--file", help="The text; -: stdin.")],
     model: opt.Model = opt.DEFAULT_MODEL,
     context: Annotated[int, typer.Option("-c", "--ctx-size", min=8, help="Tokens of a chunk.")] = 512,
     chunks: Annotated[int, typer.Option("--chunks", min=-1, help="Chunks at most; -1: all.")] = -1,
     as_json: opt.Json = False,
-    threads: opt.Threads = None,
-    workers: opt.Workers = None,
-    split: opt.Split = None,
+    *,
+    options: opt.EngineOptions,
 ) -> None:
     """Score a text: chunks of -c tokens, the second half of each counted."""
     text = opt.read_text(file)
     from hotneuron.deploy.console import Steps
     from hotneuron.deploy.session import engine_for
 
-    with engine_for(model, opt.EngineOptions(context, threads, workers, split)) as engine:
+    with engine_for(model, replace(options, context=context)) as engine:
         tokenizer = engine.tokenizer
         tokens = list(tokenizer.encode(text))
         bos = tokenizer.bos if tokenizer.add_bos else None

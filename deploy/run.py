@@ -14,6 +14,7 @@ from hotneuron.models.errors import RequestError
 _DEFAULT_PROMPT = "Why is the sky blue? Answer in three sentences."
 
 
+@opt.takes_engine_options()
 def run(
     model: opt.Model = opt.DEFAULT_MODEL,
     prompt: Annotated[
@@ -43,10 +44,8 @@ def run(
     presence_penalty: opt.PresencePenalty = 0.0,
     frequency_penalty: opt.FrequencyPenalty = 0.0,
     logit_bias: opt.LogitBias = None,
-    context: opt.Context = None,
-    threads: opt.Threads = None,
-    workers: opt.Workers = None,
-    split: opt.Split = None,
+    *,
+    options: opt.EngineOptions,
 ) -> None:
     """Answer one prompt and stream the answer to the terminal."""
     if prompt is not None and file is not None:
@@ -72,7 +71,7 @@ def run(
     from hotneuron.deploy.answer import ask, chat_tokens
     from hotneuron.deploy.session import engine_for
 
-    with engine_for(model, opt.EngineOptions(context, threads, workers, split)) as engine:
+    with engine_for(model, options) as engine:
         if asked_itself and not as_json:
             note(f"> {text}")
         if chat or system is not None or (asked_itself and not engine.chat_template.is_fallback):

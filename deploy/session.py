@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hotneuron.deploy.console import Steps
 from hotneuron.deploy.options import EngineOptions, parse_split
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def engine_for(model: str, options: EngineOptions, *, max_slots: int = 1) -> Iterator[Engine]:
+def engine_for(model: str, options: EngineOptions, *, max_slots: int = 1, **further: Any) -> Iterator[Engine]:
     """Starts an engine for `model` (as -m takes it); raises the errors of the catalog, the file and the engine."""
     from hotneuron.models import catalog
 
@@ -31,6 +31,12 @@ def engine_for(model: str, options: EngineOptions, *, max_slots: int = 1) -> Ite
             context_tokens=options.context,
             max_slots=max_slots,
             split=split,
+            activation=options.activation,
+            sparse=options.sparse,
+            sparsity=options.sparsity,
+            sparse_threshold=options.sparse_threshold,
+            statistics_path=options.statistics,
+            **further,
         )
         started = Engine.start(config, on_progress=steps)
     with started as engine:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hotneuron.kernels import formats, rows
+from hotneuron.kernels import formats, rows, signs
 from hotneuron.kernels.down_layout import OWN, SHARED, DownLayout, unpack_down
 from hotneuron.models.errors import StorageError
 from hotneuron.models.model_config import ModelConfig
@@ -58,6 +58,8 @@ class Matrix:
             return formats.matrix_bytes(self.format_id, self.rows, self.columns)
         if self.layout == "rows":
             return self.rows * self.row_bytes
+        if self.layout == "signs":
+            return signs.matrix_bytes(self.rows, self.columns)
         return self.rows // 32 * self.down.unit_bytes
 
 
@@ -103,6 +105,8 @@ class Pack:
             return formats.unpack(data, m.format_id, m.rows, m.columns)
         if m.layout == "rows":
             return rows.unpack_rows(data.reshape(m.rows, -1), m.format_id, m.columns)
+        if m.layout == "signs":
+            return signs.unpack_signs(data, m.rows, m.columns)
         return unpack_down(data, m.rows, m.down)
 
     def vector(self, role: str) -> np.ndarray:

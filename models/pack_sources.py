@@ -9,8 +9,8 @@ from typing import Literal
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.tensor_table import tensor_table
 
-Kind = Literal["dense", "gated", "predicted"]
-Layout = Literal["tiles", "rows", "down_shared", "down_own"]
+Kind = Literal["dense", "gated", "predicted", "signed"]
+Layout = Literal["tiles", "rows", "down_shared", "down_own", "signs"]
 
 FFN_MATRICES = ("ffn_gate", "ffn_up", "ffn_down", "ffn_down_t", "fc1", "fc2")
 
@@ -58,10 +58,12 @@ def _ffn_sources(kind: Kind, layer: int, names: dict[str, str]) -> list[Source]:
 
     Dense: all as tiles and no predictor; tiles of the down projection hold its rows, so a transposed one is turned
     round. Gated: the first product is computed whole and decides, the others are read by neuron. Predicted: all are
-    read by neuron, and the predictor is tiles.
+    read by neuron, and the predictor is tiles. Signed: all are read by neuron, and the first one's signs decide.
     """
     first = "ffn_gate" if "ffn_gate" in names else "ffn_up"
-    by_neuron = {"dense": (), "gated": {"ffn_up"} - {first}, "predicted": {"ffn_gate", "ffn_up"}}[kind]
+    by_neuron: set[str] = {"ffn_gate", "ffn_up"}
+    if kind in ("dense", "gated"):
+        by_neuron = {"ffn_up"} - {first} if kind == "gated" else set()
     sources = []
     for role in ("ffn_gate", "ffn_up"):
         if role in names:
@@ -72,6 +74,8 @@ def _ffn_sources(kind: Kind, layer: int, names: dict[str, str]) -> list[Source]:
     if kind == "dense":
         return [*sources, Source(f"{layer}.ffn_down", name, is_transposed=is_transposed)]
     sources.append(Source(f"{layer}.ffn_down", name, layout="down_own" if is_transposed else "down_shared"))
+    if kind == "signed":
+        sources.append(Source(f"{layer}.ffn_signs", names[first], layout="signs"))
     if kind == "predicted":
         sources += [Source(f"{layer}.{role}", names[role]) for role in ("fc1", "fc2")]
     return sources

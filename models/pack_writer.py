@@ -19,6 +19,7 @@ from gguf.constants import GGMLQuantizationType as T
 from hotneuron.kernels import cpu, formats
 from hotneuron.kernels.down_layout import OWN, SHARED, UNIT, DownLayout, format_of, pack_down
 from hotneuron.kernels.rows import pack_rows
+from hotneuron.kernels.signs import pack_signs
 from hotneuron.models.dequantize import dequantize
 from hotneuron.models.errors import StorageError
 from hotneuron.models.gguf_file import GGUFFile
@@ -97,7 +98,7 @@ def _row_order(role: str, config: ModelConfig, order: np.ndarray | None) -> np.n
             return _head_rows(config, config.n_kv_heads, False)
         case "attn_q_norm" | "attn_k_norm":
             return _head_rows(config, 1, True)
-        case "ffn_gate" | "ffn_up" | "ffn_up_bias" | "fc2":
+        case "ffn_gate" | "ffn_up" | "ffn_up_bias" | "ffn_signs" | "fc2":
             return _neurons(config, order)
     return None
 
@@ -157,6 +158,9 @@ def _tiles(file: GGUFFile, source: Source, config: ModelConfig, order: np.ndarra
         raw, type_, columns = np.ascontiguousarray(values).view(np.uint8), T.F32, values.shape[1]
     # NOTE a row of zero bytes has scale 0 in every block format, so it is a row of zeros.
     raw = _gather(raw, _row_order(source.role, config, order))
+    if source.layout == "signs":
+        values = dequantize(np.ascontiguousarray(raw).reshape(-1), type_, (columns, len(raw)))
+        return Matrix(0, formats.FORMAT_OF[type_], len(raw), columns, source.layout), pack_signs(values).reshape(-1)
     if source.layout == "rows":
         rows_of = pack_rows(np.ascontiguousarray(raw).reshape(-1), type_, len(raw), columns)
         return Matrix(0, formats.FORMAT_OF[type_], len(raw), columns, source.layout), rows_of.reshape(-1)

@@ -14,6 +14,7 @@ from hotneuron.models.errors import RequestError
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.pack import Pack, head_width
 
+BY_NEURON = ("rows", "down_shared", "down_own")  # layouts of which only active neurons are read
 NEURON_UNIT = 64  # neurons are dealt out in blocks of the down product's columns
 
 
@@ -25,6 +26,7 @@ class Shard:
     neurons: tuple[tuple[int, int], ...]  # of each layer: positions in the pack's order, in multiples of NEURON_UNIT
     vocab_tiles: tuple[int, int]
     weight_bytes: int
+    sparse_bytes: int = 0  # of these, what is read only for neurons that are active
 
     @property
     def has_heads(self) -> bool:
@@ -84,20 +86,23 @@ def kv_token_bytes(config: ModelConfig, shards: tuple[Shard, ...] | None = None)
     return per_head * sum(high - low for low, high in spans)
 
 
-def _weight_bytes(pack: Pack, config: ModelConfig, shard: Shard) -> int:
-    """Bytes of matrices that a shard reads for every token (the embedding's few rows aside)."""
+def _weighed(pack: Pack, config: ModelConfig, shard: Shard) -> Shard:
+    """A shard with the bytes of its matrices (the embedding, of which a token reads a row, aside)."""
     kv_low, kv_high = shard.kv_heads(config)
     head_share = (shard.heads[1] - shard.heads[0]) / config.n_heads
     kv_share = (kv_high - kv_low) / config.n_kv_heads
     neuron_shares = [(last - first) / padded(config.ffn, NEURON_UNIT) for first, last in shard.neurons]
     shares = {"attn_q": head_share, "attn_output": head_share, "attn_k": kv_share, "attn_v": kv_share}
-    total = 0.0
+    total = sparse = 0.0
     for role, matrix in pack.matrices.items():
         layer, _, name = role.partition(".")
         if name:
-            total += matrix.n_bytes * (shares[name] if name in shares else neuron_shares[int(layer)])
+            n_bytes = matrix.n_bytes * (shares[name] if name in shares else neuron_shares[int(layer)])
+            total += n_bytes
+            sparse += n_bytes if matrix.layout in BY_NEURON else 0
     output = pack.matrices["token_embd" if config.tied_embeddings else "output"]
-    return round(total + output.tile_bytes * (shard.vocab_tiles[1] - shard.vocab_tiles[0]))
+    total += output.tile_bytes * (shard.vocab_tiles[1] - shard.vocab_tiles[0])
+    return replace(shard, weight_bytes=round(total), sparse_bytes=round(sparse))
 
 
 def solve(pack: Pack, config: ModelConfig, shares: tuple[float, ...], context_tokens: int, kv_tokens: int) -> Plan:
@@ -115,5 +120,5 @@ def solve(pack: Pack, config: ModelConfig, shares: tuple[float, ...], context_to
     neurons = [((a * NEURON_UNIT, b * NEURON_UNIT),) * config.n_layers for a, b in deal(units, shares)]
     tiles = deal(padded(config.vocab, TILE_ROWS) // TILE_ROWS, shares)
     parts = zip(heads, neurons, tiles, strict=True)
-    shards = tuple(replace(s, weight_bytes=_weight_bytes(pack, config, s)) for s in (Shard(*p, 0) for p in parts))
+    shards = tuple(_weighed(pack, config, Shard(*part, 0)) for part in parts)
     return Plan(shards, kv_tokens, context_tokens, kv_tokens * kv_token_bytes(config, shards))

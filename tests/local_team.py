@@ -175,6 +175,8 @@ def local_engine(
     order: np.ndarray | None = None,
     thresholds: tuple[float, ...] = (),
     activation: str | None = None,
+    has_histogram: bool = False,
+    is_traced: bool = False,
 ) -> LocalEngine:
     """An engine to be started by `with`. Tokens are computed in `shares` as `placement.solve` deals them.
 
@@ -189,7 +191,11 @@ def local_engine(
     plan = replace(plan, thresholds=thresholds)
     rows = padded(max(chunk_tokens, max_slots + 16), 8)
     blocks, logit_rows = context_tokens // 16 + 2, padded(max(32, max_slots), 8)
-    arena = Arena(len(shares), rows, max_slots, blocks, logit_rows, padded(config.hidden, 16), padded(config.vocab, 16))
+    widths = padded(config.hidden, 16), padded(config.vocab, 16)
+    neurons = 0 if kind == "dense" else padded(config.ffn, 64)
+    arena = Arena(
+        len(shares), rows, max_slots, blocks, logit_rows, *widths, config.n_layers, neurons, has_histogram, is_traced
+    )
     memory = aligned(arena.n_bytes)
     exchange = Exchange(memory, arena)
     team = LocalTeam(pack_path, config, plan, threads)

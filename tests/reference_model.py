@@ -23,12 +23,13 @@ def forward(
     see: Callable[[np.ndarray, str], np.ndarray] = lambda rows, name: rows,
     keep: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
     active: Callable[[int, np.ndarray], np.ndarray] | None = None,
+    active_sees: str = "residual",
 ) -> np.ndarray:
     """Logits after each token, f64[n, vocab], of one sequence that starts at position 0.
 
     `see` is what the product with the matrix of that name makes of its input, and `keep` what the KV cache makes of its
     rows: an engine rounds there. `active(layer, rows)` says which neurons count, bool[n, ffn]; rows, f64[n, hidden], is
-    what a predictor looks at: the residual stream, after attention or (parallel) before the layer.
+    what a predictor looks at: the residual stream, after attention or (parallel) before the layer, or the FFN's input.
     """
     n = len(tokens)
     wide = {name: values.astype(np.float64) for name, values in weights.items()}
@@ -64,7 +65,7 @@ def forward(
         if config.gated:
             fired = fired * (np.maximum(up, 0) if config.up_activation == "relu" else up)
         if active is not None:
-            fired = np.where(active(layer, predicting), fired, 0.0)
+            fired = np.where(active(layer, normed if active_sees == "normed" else predicting), fired, 0.0)
         if not config.down_transposed:
             return product(fired, name("ffn_down"))
         seen = see(fired, name("ffn_down_t.weight"))

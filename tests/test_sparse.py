@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from reference_model import forward, load_weights
 from tiny_model import write_tiny_model
 
 from hotneuron.actors import fields
+from hotneuron.actors.activity import Activity
+from hotneuron.kernels.signs import scores_reference
 from hotneuron.models.gguf_file import GGUFFile
 
 RELU: dict[str, Any] = {"metadata": {"hidden_activation": "relu"}}
@@ -117,10 +120,6 @@ def test_an_order_of_neurons_changes_no_more_than_rounding(tmp_path: Path) -> No
 def test_counters_count_what_fires(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_tiny_model(path, type="F32", **RELU)
-    engine = local_engine(path, kind="gated")
-    logits_of(engine, TOKENS)
-    tables = engine.team.workers[0]._tables
-    assert tables is not None
     weights = load_weights(GGUFFile.open(path))
     fired: list[np.ndarray] = []
 
@@ -129,15 +128,67 @@ def test_counters_count_what_fires(tmp_path: Path) -> None:
             fired.append(rows)
         return rows
 
-    forward(engine.config, weights, TOKENS, see=watch)
-    import ctypes
+    orders = (None, np.stack([np.arange(160).reshape(5, 32)[::-1].ravel()] * 2))
+    for shares, order in itertools.product(((1,), (1, 2)), orders):
+        engine = local_engine(path, shares, 2, kind="gated", order=order, has_histogram=True)
+        logits_of(engine, TOKENS)
+        activity = Activity.of(engine.exchange.activity(), engine.pack, engine.config.ffn)
+        fired.clear()
+        forward(engine.config, weights, TOKENS, see=watch)
+        for layer in range(2):
+            expected = (fired[layer] != 0).sum(axis=0)
+            assert np.abs(activity.fires[layer] - expected).max() <= 1  # a value at the border of 0
+            np.testing.assert_allclose(activity.adds[layer], np.abs(fired[layer]).sum(axis=0), rtol=0.02, atol=0.02)
+            assert activity.fires[layer].sum() > 1000
+            assert activity.histogram[layer].sum() == 160 * len(TOKENS)
+            above_0 = activity.histogram[layer][1:].sum()
+            assert abs(above_0 - activity.fires[layer].sum()) <= 2
+        assert activity.tokens.tolist() == [len(TOKENS)] * 2 and activity.lists.tolist() == [2, 2]
+        assert 0.9 < activity.listed_share() <= 1
 
-    for layer in range(2):
-        at = int(tables.layers[layer][fields.FIRES])
-        fires = np.ctypeslib.as_array((ctypes.c_int32 * 160).from_address(at))
-        assert np.abs(fires - (fired[layer] != 0).sum(axis=0)).max() <= 1  # a value at the border of 0
-        assert fires.sum() > 1000
-        assert ctypes.c_int64.from_address(int(tables.layers[layer][fields.COUNTED])).value == len(TOKENS)
+
+def test_a_trace_accounts_for_the_time(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_model(path, pwri=True, type="Q4_0")
+    engine = local_engine(path, (1, 1), kind="predicted", is_traced=True)
+    logits_of(engine, TOKENS)
+    trace = dict(zip(fields.PHASES, engine.exchange.trace_ns().T.tolist(), strict=False))
+    for phase in ("norm", "attention", "gate_up", "down", "predictor", "exchange"):
+        assert min(trace[phase]) > 0
+
+
+def decided_by_signs(engine: LocalEngine, path: Path, tokens: list[int], dial: float) -> tuple[np.ndarray, float]:
+    """Logits when signs of the first matrix and of its input decide, and the share of neurons that they let pass."""
+    weights, shares = load_weights(GGUFFile.open(path)), []
+    first = "ffn_gate" if engine.config.gated else "ffn_up"
+
+    def active(layer: int, rows: np.ndarray) -> np.ndarray:
+        signs = np.where(weights[f"blk.{layer}.{first}.weight"] < 0, np.float32(-1), np.float32(1))
+        marks = scores_reference(signs, rows) >= np.float32(dial)
+        shares.append(marks.mean())
+        return marks
+
+    def keep(rows: np.ndarray) -> np.ndarray:
+        return rows.astype(np.float16).astype(np.float64)
+
+    logits = forward(engine.config, weights, tokens, keep=keep, active=active, active_sees="normed")
+    return logits, float(np.mean(shares))
+
+
+@pytest.mark.parametrize("arch", ["llama", "bamboo", "falcon", "opt"])
+def test_signs_decide(tmp_path: Path, arch: str) -> None:
+    path = tmp_path / "m.gguf"
+    heads = {"n_heads": 3, "n_kv_heads": 3} if arch == "opt" else {}
+    write_tiny_model(path, arch=arch, type="F32", **heads, **({} if arch in ("bamboo", "opt") else RELU))
+    safe = local_engine(path, kind="signed", thresholds=(-1e30,) * 2)
+    dense = local_engine(path)
+    assert logits_of(safe, TOKENS).tobytes() == logits_of(dense, TOKENS).tobytes()
+    for dial in (-0.5, 0.4):
+        expected, share = decided_by_signs(safe, path, TOKENS, dial)
+        assert 0.1 < share < 0.9
+        for shares, threads in (((1,), 1), ((1, 2), 2)):
+            got = logits_of(local_engine(path, shares, threads, kind="signed", thresholds=(dial,) * 2), TOKENS)
+            assert np.median(np.abs(got - expected).max(axis=1)) < 0.02 * expected.std()
 
 
 def test_same_tokens_alone_and_among_others(tmp_path: Path) -> None:
