@@ -20,6 +20,7 @@ from hotneuron.kernels.formats import padded
 from hotneuron.kernels.matmul import matmul_reference
 from hotneuron.kernels.sampling import OUT_BYTES, SAMPLING_BYTES, read_sampling, write_logprobs
 from hotneuron.kernels.sampling_reference import logprobs_reference, sample_reference
+from hotneuron.kernels.signs import scores_reference
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.pack import Pack, head_width
 from hotneuron.models.tensor_table import POSITION_OFFSET
@@ -137,14 +138,16 @@ class ReferenceProgram:
     def _layer(self, layer: int, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
         role, shards, config = f"{layer}.".__add__, self._plan.shards, self._config
         has_heads, has_neurons = [s.has_heads for s in shards], [s.has_neurons_in(layer) for s in shards]
+        predicted = self._predicted(layer, x) if config.parallel else None
         normed = self._norm(x, role("attn_norm_2" if config.attn_norm_2 else "attn_norm"))
         mine = self._attention(layer, normed, positions) if self._shard.has_heads else None
         if not config.parallel:
             x = x + self._sum(mine, has_heads, len(x)) + self._bias(role("attn_output_bias"))
             mine = None
+            predicted = self._predicted(layer, x)
         normed = self._norm(x, role("attn_norm" if config.parallel else "ffn_norm"))
         if self._shard.has_neurons_in(layer):
-            neurons = self._neurons(layer, normed)
+            neurons = self._neurons(layer, normed, predicted)
             mine = neurons if mine is None else mine + neurons
         contributes = [h or n for h, n in zip(has_heads, has_neurons, strict=True)] if config.parallel else has_neurons
         return x + self._sum(mine, contributes, len(x)) + self._bias(role("ffn_down_bias"))
@@ -216,16 +219,48 @@ class ReferenceProgram:
                 out[rows, head] = attention_reference(q[rows, head - first], keys, values, at, config.sliding_window)
         return self._product(f"{layer}.attn_output", out.reshape(len(normed), -1))
 
-    def _neurons(self, layer: int, normed: np.ndarray) -> np.ndarray:
-        """My neurons' part of the FFN."""
+    def _predicted(self, layer: int, x: np.ndarray) -> np.ndarray | None:
+        """relu(fc1 x) f32 [rows, rank], of whose rows each worker computes a part; None where nothing predicts."""
+        if f"{layer}.fc1" not in self._pack.matrices:
+            return None
+        rank, n = self._pack.matrices[f"{layer}.fc1"].rows, self._plan.n_workers
+        tiles = padded(rank, 16) // 16
+        cuts = [slice(16 * (tiles * w // n), min(rank, 16 * (tiles * (w + 1) // n))) for w in range(n)]
+        bank = self._slots[(self._n_meetings + 1) % 2, :, : len(x)]
+        bank[self._me, :, cuts[self._me]] = self._product(f"{layer}.fc1", x, cuts[self._me])
+        self._meet()
+        return np.maximum(np.concatenate([bank[w, :, cut] for w, cut in enumerate(cuts)], axis=1), np.float32(0))
+
+    def _active(self, layer: int, normed: np.ndarray, predicted: np.ndarray | None, gate: np.ndarray) -> np.ndarray:
+        """Which of my neurons count, bool [rows, neurons]; gate: their activated first product."""
+        config, mine = self._config, self._mine(layer)
+        threshold = config.sparse_threshold if predicted is not None else 0.0
+        if self._plan.thresholds:
+            threshold = self._plan.thresholds[layer]
+        if predicted is not None:
+            return self._product(f"{layer}.fc2", predicted, mine) >= np.float32(threshold)
+        if f"{layer}.ffn_signs" in self._pack.matrices:
+            return scores_reference(self._pack.values(f"{layer}.ffn_signs")[mine], normed) >= np.float32(threshold)
+        return np.abs(gate) >= np.float32(threshold)
+
+    def _mine(self, layer: int) -> slice:
         first, last = self._shard.neurons[layer]
-        mine = slice(first, min(last, self._config.ffn))
+        return slice(first, min(last, self._config.ffn))
+
+    def _neurons(self, layer: int, normed: np.ndarray, predicted: np.ndarray | None) -> np.ndarray:
+        """My neurons' part of the FFN, where only some count: all computed, and the others taken for 0."""
+        mine = self._mine(layer)
         config, up = self._config, self._product(f"{layer}.ffn_up", normed, mine)
         if config.linear_bias:
             up = up + self._pack.vector(f"{layer}.ffn_up_bias")[mine]
         gate = self._product(f"{layer}.ffn_gate", normed, mine) if config.gated else up
         kind = kind_of(config.activation, config.up_activation, config.gated)
-        return self._product(f"{layer}.ffn_down", activate_reference(kind, gate, up), columns=mine)
+        values = activate_reference(kind, gate, up)
+        if self._pack.matrices[f"{layer}.ffn_down"].layout == "tiles":
+            return self._product(f"{layer}.ffn_down", values, columns=mine)
+        values *= self._active(layer, normed, predicted, activate_reference(kind & 3, gate, None))
+        weights = np.ascontiguousarray(self._pack.values(f"{layer}.ffn_down")[mine].T)
+        return matmul_reference(weights, values, self._pack.matrices[f"{layer}.ffn_down"].format_id)
 
     def _logits(self, x: np.ndarray, n_logits: int) -> None:
         """Logits of my vocabulary rows."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from local_team import LocalEngine, ask_for, local_engine, logits_of
 from test_answers import SETTINGS, prompt_of
@@ -40,6 +42,31 @@ def test_logits(written, name: str, shares: tuple[float, ...], monkeypatch: pyte
     engine = local_engine(path, shares, threads=3)
     assert all(is_reference(engine))
     assert_close(name, [logits_of(engine, tokens) for tokens in SHORT], wanted)
+
+
+SPARSE: dict[str, dict[str, Any]] = {
+    "gated": {"kind": "gated", "activation": "relu"},
+    "silu above a threshold": {"kind": "gated", "thresholds": (0.1, 0.05)},
+    "signed": {"kind": "signed", "activation": "relu", "thresholds": (0.2, -0.3)},
+    "predicted": {"kind": "predicted", "pwri": True, "thresholds": (0.1, 0.0)},
+    "predicted falcon": {"kind": "predicted", "pwri": True, "arch": "falcon", "attn_norm_2": True},
+    "signed opt": {"kind": "signed", "arch": "opt", "n_heads": 3, "n_kv_heads": 3},
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    engine_options = {k: v for k, v in SPARSE[name].items() if k in ("kind", "activation", "thresholds")}
+    model = {k: v for k, v in SPARSE[name].items() if k not in engine_options}
+    for type_ in ("F32", "Q4_0"):
+        path = tmp_path / f"{type_}.gguf"
+        write_tiny_model(path, type=type_, **model)
+        wanted = logits_of(local_engine(path, (2, 1), **engine_options), SHORT[0])
+        monkeypatch.setenv("HOTNEURON_REFERENCE", "1")
+        got = logits_of(local_engine(path, (2, 1), **engine_options), SHORT[0])
+        monkeypatch.delenv("HOTNEURON_REFERENCE")
+        # A neuron at the border of being active falls on either side, so some rows may differ by it.
+        assert np.median(np.abs(got - wanted)) < (1e-4 if type_ == "F32" else 0.03) * wanted.std()
 
 
 @pytest.mark.parametrize("compiled", [(), (0,), (1,)], ids=["all NumPy", "hot compiled", "cold compiled"])
