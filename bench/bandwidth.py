@@ -1,6 +1,6 @@
 """What N threads can read from memory: the limit of every decode that loads all weights for a token.
 
-    python bench/bandwidth.py [--threads 1 2] [--gib 1] [--repetitions 5]
+python bench/bandwidth.py [--threads 1 2] [--gib 1] [--repetitions 5]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tokens per second of one engine answering 1, 2, 4 and 8 requests at once.
 
-    python bench/concurrency.py [--model M] [--tokens 128] [--rounds 3] [--json OUT]
+python bench/concurrency.py [--model M] [--tokens 128] [--rounds 3] [--json OUT]
 """
 
 from __future__ import annotations

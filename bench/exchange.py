@@ -38,7 +38,7 @@ def _meetings(p, state, partial, x, times_ns):
         code = meet(p, state, 0)
         if code != OK:
             return code
-        add_partials(p, state, 0, 3, x)
+        add_partials(p, state, 0, 3, 0, x)
         times_ns[n] = now_ns() - start_ns
     return OK
 

@@ -1,6 +1,6 @@
 """Writes a model of a named shape with random weights: what speed depends on, without the download.
 
-    python bench/make_shape.py 3.5b OUT.gguf
+python bench/make_shape.py 3.5b OUT.gguf
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def write_shape(path: Path, shape: Shape, name: str, seed: int = 0) -> None:
     writer.add_rope_dimension_count(shape.hidden // shape.heads)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(shape.vocab)
-    _add_tokenizer(writer, shape.vocab)
+    add_tokenizer(writer, shape.vocab)
     tensors = list(shape.tensors())
     for tensor, size in tensors:
         if len(size) == 1:
@@ -102,7 +102,7 @@ def _random_blocks(rng: np.random.Generator, rows: int, columns: int) -> np.ndar
     return blocks.reshape(rows, -1)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, vocab: int) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, vocab: int) -> None:
     """A SentencePiece vocabulary with all bytes; the other pieces are only there to be counted."""
     kind = gguf.TokenType
     tokens = [("<unk>", kind.UNKNOWN), ("<s>", kind.CONTROL), ("</s>", kind.CONTROL)]

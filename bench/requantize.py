@@ -1,6 +1,6 @@
 """Copies a model with the matrices of its layers in another type; embedding and output stay as they are.
 
-    python bench/requantize.py IN.gguf OUT.gguf --type Q4_0
+python bench/requantize.py IN.gguf OUT.gguf --type Q4_0
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How long until the first token, how much of an answer is not computing, and what an idle engine costs.
 
-    python bench/startup.py [--model M] [--rounds 5] [--json OUT]
+python bench/startup.py [--model M] [--rounds 5] [--json OUT]
 """
 
 from __future__ import annotations
