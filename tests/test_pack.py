@@ -13,7 +13,8 @@ from tiny_model import write_tiny_model
 from hotneuron.kernels import formats
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
-from hotneuron.models.pack import Pack, ensure_pack
+from hotneuron.models.pack import Pack
+from hotneuron.models.pack_writer import ensure_pack
 
 
 def packed(path: Path, **options: Any) -> tuple[Pack, dict[str, np.ndarray]]:
