@@ -78,8 +78,15 @@ class Driver:
 
     def score(self, tokens: ListLike[int], first: int) -> Future[np.ndarray]:
         """Log-probabilities of tokens[first + 1:], each given all before it. Runs when nothing else does."""
+        return self._when_idle(partial(self._score, tokens, first, _logprobs_of))
+
+    def logprobs(self, tokens: ListLike[int], first: int) -> Future[np.ndarray]:
+        """The same of the whole vocabulary: f32 [tokens after first + 1, vocab]."""
+        return self._when_idle(partial(self._score, tokens, first, lambda logits, _: _all_logprobs(logits)))
+
+    def _when_idle(self, compute: Callable[[], np.ndarray]) -> Future[np.ndarray]:
         future: Future[np.ndarray] = Future()
-        job = partial(self._resolve, future, partial(self._score, tokens, first))
+        job = partial(self._resolve, future, compute)
         self._inbox.put(lambda: self._idle_jobs.append(job))
         return future
 
@@ -235,7 +242,10 @@ class Driver:
                 return
         future.set_exception(EngineError("the workers failed while scoring"))
 
-    def _score(self, tokens: ListLike[int], first: int) -> np.ndarray:
+    def _score(
+        self, tokens: ListLike[int], first: int, read: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    ) -> np.ndarray:
+        """`read` makes of logits, f32 [n, vocab], and the tokens that came next, [n], what is asked for."""
         if len(tokens) > self._scheduler.context_tokens:
             context = self._scheduler.context_tokens
             raise RequestError(f"{len(tokens)} tokens do not fit the context of {context}; give a larger -c")
@@ -254,13 +264,21 @@ class Driver:
             self._await_workers()
             if scored:
                 targets = np.asarray(tokens[at + 1 : end + 1])
-                found.append(_logprobs_of(self._exchange.logits(n_logits, self._vocab), targets))
+                found.append(read(self._exchange.logits(n_logits, self._vocab), targets))
             at = end
         return np.concatenate(found) if found else np.zeros(0, np.float32)
 
 
 def _logprobs_of(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """log softmax(logits)[targets], row by row."""
+    return logits[np.arange(len(targets)), targets] - _log_sums(logits)
+
+
+def _all_logprobs(logits: np.ndarray) -> np.ndarray:
+    return logits - _log_sums(logits)[:, None]
+
+
+def _log_sums(logits: np.ndarray) -> np.ndarray:
+    """log of the sum of exp, f32 [rows]."""
     top = logits.max(axis=1)
-    total = np.log(np.exp(logits - top[:, None]).sum(axis=1, dtype=np.float64))
-    return (logits[np.arange(len(targets)), targets] - top - total).astype(np.float32)
+    return (top + np.log(np.exp(logits - top[:, None]).sum(axis=1, dtype=np.float64))).astype(np.float32)

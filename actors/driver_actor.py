@@ -120,6 +120,9 @@ class DriverActor:
     async def score(self, tokens: list[int], first: int) -> np.ndarray:
         return await asyncio.wrap_future(self._driver.score(tokens, first))
 
+    async def logprobs(self, tokens: list[int], first: int) -> np.ndarray:
+        return await asyncio.wrap_future(self._driver.logprobs(tokens, first))
+
     async def stats(self) -> dict[str, Any]:
         return self._driver.stats()
 

@@ -151,6 +151,10 @@ class Engine:
         """Log-probabilities of tokens[first + 1:], f32, each given all tokens before it."""
         return self._get(self._driver.score.remote(list(tokens), first))
 
+    def logprobs(self, tokens: ListLike[int], first: int) -> Any:
+        """The same of the whole vocabulary: f32 [len(tokens) - first - 1, vocab]."""
+        return self._get(self._driver.logprobs.remote(list(tokens), first))
+
     def describe(self) -> dict[str, Any]:
         return self._get(self._driver.describe.remote())
 

@@ -8,13 +8,9 @@ Each round measures llama.cpp, hotneuron and the memory's read bandwidth one aft
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
-import subprocess
-import sys
 from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +18,7 @@ import host
 import report
 import subjects
 from bandwidth import read_gb_s
+from runs import hotneuron, llama_cpp
 
 TESTS = {"3.5b": ("tg32", "pp128")}
 OTHER_TESTS = ("tg128", "pp512")
@@ -33,7 +30,6 @@ TARGETS = {
 }
 READ_SHARE_TARGET = 0.75
 _LARGE_BYTES = 1 << 30  # weights of a token that no cache holds
-_TIMEOUT_S = 1800
 
 
 @dataclass(slots=True)
@@ -95,42 +91,6 @@ class Row:
 
 
 HEADER = ("test", "llama.cpp", "hotneuron", "ratio", "target", "", "llama.cpp GB/s of read", "hotneuron GB/s of read")
-
-
-def llama_cpp(
-    binary: Path, path: Path, tests: list[str], threads: int, repetitions: int
-) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Tokens/s of each repetition by test, and which build it was."""
-    prompts, answers = (",".join(_sizes(tests, kind)) or "0" for kind in ("pp", "tg"))
-    command = [str(binary), "-m", str(path), "-t", str(threads), "-r", str(repetitions), "-o", "json"]
-    results = _run_json([*command, "-p", prompts, "-n", answers])
-    rates = {
-        f"pp{result['n_prompt']}" if result["n_prompt"] else f"tg{result['n_gen']}": result["samples_ts"]
-        for result in results
-    }
-    return rates, {key: results[0][key] for key in ("build_commit", "build_number", "backends", "repack")}
-
-
-def hotneuron(path: Path, tests: list[str], threads: int, workers: int, repetitions: int) -> dict[str, list[float]]:
-    """Tokens/s of each repetition by test. The engine lives only while it is measured."""
-    command = [str(Path(sys.executable).with_name("hotneuron")), "bench", "--json", "-m", str(path)]
-    command += ["--workers", str(workers), "-t", str(threads // (workers + 1)), "-r", str(repetitions)]
-    rates: dict[str, list[float]] = {}
-    for prompt, answer in zip_longest(_sizes(tests, "pp"), _sizes(tests, "tg"), fillvalue="0"):
-        result = _run_json([*command, "-p", prompt, "-n", answer])
-        rates |= {f"{kind}{part['tokens']}": part["rates"] for kind in ("pp", "tg") if (part := result[kind])}
-    return rates
-
-
-def _sizes(tests: list[str], kind: str) -> list[str]:
-    return [test[2:] for test in tests if test.startswith(kind)]
-
-
-def _run_json(command: list[str]) -> Any:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout)
 
 
 def measure(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any], int]:

@@ -21,6 +21,7 @@ import exchange
 import make_shape
 import peers
 import requantize
+import runs
 import subjects
 from bandwidth import read_gb_s
 
@@ -105,7 +106,7 @@ def test_llama_bench_output_is_read_by_test(tmp_path):
         f"print({json.dumps([r | build for r in results])!r})\n"
     )
     binary.chmod(0o755)
-    rates, found = peers.llama_cpp(binary, Path("m.gguf"), ["tg128", "pp512"], 2, 2)
+    rates, found = runs.llama_cpp(binary, Path("m.gguf"), ["tg128", "pp512"], 2, 2)
     assert rates == {"pp512": [600.0, 610.0], "tg128": [100.0, 90.0]}
     assert found == build
 
@@ -115,7 +116,7 @@ def test_a_peer_that_fails_ends_the_run_with_its_own_words(tmp_path):
     binary.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('unknown model architecture')\n")
     binary.chmod(0o755)
     with pytest.raises(SystemExit, match="unknown model architecture"):
-        peers.llama_cpp(binary, Path("m.gguf"), ["tg128"], 2, 1)
+        runs.llama_cpp(binary, Path("m.gguf"), ["tg128"], 2, 1)
 
 
 def test_bandwidth_is_one_rate_a_repetition():
