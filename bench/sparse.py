@@ -2,7 +2,7 @@
 
     python bench/sparse.py --llama-bench PATH [--shape relu-7b-half ...] [--threads 2] [--rounds 3] [--json OUT]
 
-A round measures each of them and the memory's read bandwidth one after the other; figures are medians. The bound is
+A round measures each of them, and the memory's read bandwidth before and after it; figures are medians. The bound is
 that bandwidth divided by the bytes that a token touches: everything but the rows of neurons that are left out.
 """
 
@@ -30,7 +30,7 @@ LLAMA_CPP_KNOWS = ("llama", "falcon")
 BOUND_TARGET = 0.75
 EXACT_TARGET = 1.4  # of our own dense decode
 FLAGS = {"predictor": ("--sparse", "predictor"), "exact": ("--sparse", "exact"), "dense": ("--sparse", "off")}
-HEADER = ("shape and run", "tokens/s", "GB a token", "active", "bound", "of bound", "of llama.cpp", "of dense", "")
+HEADER = ("shape and run", "tokens/s", "GB a token", "active", "bound", "of bound", "of peer", "of dense", "")
 
 
 @dataclass(slots=True)
@@ -111,27 +111,40 @@ def find(shape: str, folder: Path) -> dict[str, Path]:
 
 
 def measure_once(comparison: Comparison, shape: str, files: dict[str, Path], arguments: argparse.Namespace) -> int:
-    """One round of one shape; returns how many measurements began on busy cores."""
-    disturbed, runs, test = 0, comparison.runs, f"tg{arguments.tokens}"
+    """One round of one shape; returns how many measurements began on busy cores.
+
+    The memory is read before and after each, since neighbours on the same machine take more or less of it.
+    """
+    disturbed, runs, tokens = 0, comparison.runs, arguments.tokens
+    order = [*files]
     if arguments.llama_bench and SHAPES[shape].architecture in LLAMA_CPP_KNOWS:
+        order.insert(0, "llama.cpp")
+    before = _read(arguments)
+    for way in order:
         disturbed += not host.settle()
-        rates, _ = llama_cpp(arguments.llama_bench, files["dense"], [test], arguments.threads, arguments.repetitions)
-        n_bytes = subjects.weight_bytes_per_token(files["dense"])
-        runs.setdefault("llama.cpp", Run(shape, "llama.cpp", n_bytes)).rates += rates[test]
-    for way, path in files.items():
+        if way == "llama.cpp":
+            path, test = files["dense"], f"tg{tokens}"
+            found, _ = llama_cpp(arguments.llama_bench, path, [test], arguments.threads, arguments.repetitions)
+            rates, facts = found[test], (subjects.weight_bytes_per_token(path), 1.0)
+        else:
+            flags = (*FLAGS[way], "-p", "0", "-n", str(tokens))
+            found = hotneuron_bench(files[way], arguments.threads, arguments.workers, arguments.repetitions, *flags)
+            rates, sparse = found["tg"]["rates"], found["sparse"]
+            facts = sparse["touched_bytes_per_token"], sparse["active_share"]
         disturbed += not host.settle()
-        flags = (*FLAGS[way], "-p", "0", "-n", str(arguments.tokens))
-        found = hotneuron_bench(path, arguments.threads, arguments.workers, arguments.repetitions, *flags)
-        facts = found["sparse"]
-        run = runs.setdefault(way, Run(shape, way, facts["touched_bytes_per_token"], facts["active_share"]))
-        run.rates += found["tg"]["rates"]
-    disturbed += not host.settle()
-    read = read_gb_s(arguments.threads, repetitions=5)
-    for run in runs.values():
-        run.read_gb_s += read
-    shown = ", ".join(f"{run.way} {run.rates[-1]:.1f}" for run in runs.values())
-    report.note(f"{shape}: {shown} tokens/s, read {statistics.median(read):.1f} GB/s")
+        after = _read(arguments)
+        run = runs.setdefault(way, Run(shape, way, *facts))
+        run.rates += rates
+        run.read_gb_s += before + after
+        before = after
+        moved = statistics.median(rates) * run.n_bytes / 1e9
+        read = statistics.median(run.read_gb_s[-6:])
+        report.note(f"{shape} {way}: {statistics.median(rates):.1f} tokens/s, {moved:.1f} of {read:.1f} GB/s")
     return disturbed
+
+
+def _read(arguments: argparse.Namespace) -> list[float]:
+    return read_gb_s(arguments.threads, repetitions=3)
 
 
 def parse_arguments() -> argparse.Namespace:
