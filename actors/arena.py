@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from hotneuron.kernels.formats import padded
 from hotneuron.kernels.sampling import OUT_BYTES, SAMPLING_BYTES
+from hotneuron.placement.histogram import BINS
 
 MAGIC, VERSION = 0x686F746E6575726F, 1
 LINE, PAGE = 64, 4096
@@ -38,7 +39,6 @@ MAX_STOP_IDS = 64
 MAX_LEASE = 32
 HISTORY_TOKENS = 256
 MAX_WORKERS = 16
-BINS = 2048  # of a histogram: the upper bits of a positive f32
 COUNTED, LISTS, LISTED = (8 * i for i in range(3))  # rows seen, lists made for them, neurons in these lists
 TRACED_PHASES = 16
 

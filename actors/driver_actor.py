@@ -130,9 +130,12 @@ class DriverActor:
         return {"workers": self._team.describe(), "plan": asdict(self._plan), "stats": self._driver.stats()}
 
     async def activity(self) -> Activity:
-        """What has fired so far, by the neurons of the model's file."""
+        """What has fired so far, by the neurons of the model's file. Raises RequestError where all are computed."""
         from hotneuron.actors.activity import Activity
+        from hotneuron.models.errors import RequestError
 
+        if not self._exchange.arena.neurons:
+            raise RequestError("all neurons of this model are computed, so nothing is counted; see --sparse")
         return Activity.of(self._exchange.activity(), self._pack, self._config.ffn)
 
     async def breakdown(self) -> list[dict[str, float]]:

@@ -163,8 +163,6 @@ class Engine:
 
     def activity(self) -> Activity:
         """What has fired since the engine began. Raises RequestError where all neurons are computed."""
-        if self.mode.name == "dense":
-            raise RequestError("all neurons of this model are computed, so nothing is counted; see --sparse")
         return self._get(self._driver.activity.remote())
 
     def breakdown(self) -> list[dict[str, float]]:

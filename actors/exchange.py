@@ -22,6 +22,7 @@ from hotneuron.actors.messages import SamplingParams
 from hotneuron.kernels import sync
 from hotneuron.kernels.sampling import OUT_BYTES, SAMPLING_BYTES, read_logprobs, write_sampling
 from hotneuron.models.errors import EngineError
+from hotneuron.placement.histogram import BINS
 
 _WAIT_NS = 50_000_000
 
@@ -164,9 +165,9 @@ class Exchange:
         a = self.arena
         lines = self._array(a.layer_counts, a.n_workers * a.n_layers * A.LINE // 8, np.int64)
         counts = lines.reshape(a.n_workers, a.n_layers, -1)
-        histogram = np.zeros((a.n_layers, A.BINS), np.int64)
+        histogram = np.zeros((a.n_layers, BINS), np.int64)
         if a.has_histogram:
-            every = self._array(a.histogram, a.n_workers * a.n_layers * A.BINS, np.int64)
+            every = self._array(a.histogram, a.n_workers * a.n_layers * BINS, np.int64)
             histogram = every.reshape(a.n_workers, a.n_layers, -1).sum(axis=0)
         shape = a.n_layers, a.neurons
         return ActivityCounts(

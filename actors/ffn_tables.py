@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from hotneuron.actors import fields as P
-from hotneuron.actors.arena import BINS, LINE, Arena
+from hotneuron.actors.arena import LINE, Arena
 from hotneuron.actors.worker_memory import Memory, copy_to, inputs_of, put_matrix, take_input
 from hotneuron.kernels import down, rows, signs
 from hotneuron.kernels.formats import padded
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.pack import Pack
+from hotneuron.placement.histogram import BINS
 from hotneuron.placement.plan import Plan
 
 

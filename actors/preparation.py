@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hotneuron.actors.arena import BINS, Arena
+from hotneuron.actors.arena import Arena
 from hotneuron.kernels.formats import padded
 from hotneuron.models.errors import RequestError
 from hotneuron.models.gguf_file import GGUFFile
@@ -20,6 +20,8 @@ from hotneuron.models.pack import Pack
 from hotneuron.models.pack_sources import Kind
 from hotneuron.models.pack_writer import ensure_pack
 from hotneuron.models.sparse_mode import SparseMode
+from hotneuron.placement.histogram import BINS
+from hotneuron.placement.statistics import Statistics
 
 if TYPE_CHECKING:
     from hotneuron.actors.engine import EngineConfig
@@ -62,6 +64,11 @@ def _thresholds(config: ModelConfig, mode: SparseMode, engine_config: EngineConf
         raise RequestError(f"thresholds has {len(given)} numbers for {config.n_layers} layers; give one a layer")
     if given or engine_config.is_profiling:
         return given
+    if mode.name == "threshold":
+        assert engine_config.sparsity is not None
+        file = GGUFFile.open(engine_config.model_path)
+        statistics = Statistics.of_model(file, config, engine_config.statistics_path)
+        return statistics.thresholds(engine_config.sparsity)
     if engine_config.sparse_threshold is not None and mode.name in ("predictor", "sign"):
         return (engine_config.sparse_threshold,) * config.n_layers
     return (SAFE_SIGNS,) * config.n_layers if mode.name == "sign" else ()

@@ -90,7 +90,7 @@ class GGUFFile:
         for name in self.tensors:
             data = self.raw(name)
             middle = len(data) // 2
-            digest.update(data[middle : middle + _SAMPLE_BYTES])
+            digest.update(data[middle : middle + _SAMPLE_BYTES].tobytes())
         return digest.hexdigest()
 
 
