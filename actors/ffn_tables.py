@@ -6,18 +6,14 @@ import numpy as np
 
 from hotneuron.actors import fields as P
 from hotneuron.actors.arena import LINE, Arena
-from hotneuron.actors.worker_memory import Memory, copy_to, inputs_of, put_matrix, take_input
+from hotneuron.actors.worker_memory import copy_to, inputs_of, put_matrix
 from hotneuron.kernels import down, rows, signs
 from hotneuron.kernels.formats import padded
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.pack import Pack
 from hotneuron.placement.histogram import BINS
 from hotneuron.placement.plan import Plan
-
-
-def is_sparse(pack: Pack) -> bool:
-    """Whether a pack's FFN is read by neuron."""
-    return pack.matrices["0.ffn_down"].layout != "tiles"
+from hotneuron.placement.worker_areas import active_stride, is_sparse, ranks
 
 
 def put_ffn(row: np.ndarray, pack: Pack, layer: int, neurons: tuple[int, int]) -> None:
@@ -37,7 +33,7 @@ def put_ffn(row: np.ndarray, pack: Pack, layer: int, neurons: tuple[int, int]) -
         row[format_at] = matrix.format_id
     if (bias := pack.vector_address(name("ffn_up_bias"))) != 0:
         row[P.UP_BIAS] = bias + 4 * neurons[0]
-    if not is_sparse(pack):
+    if not is_sparse(pack.matrices):
         row[P.DOWN_INPUT] = inputs_of(put_matrix(row, P.DOWN, pack, name("ffn_down"), first_column=neurons[0]))
         return
     layout = pack.matrices[name("ffn_down")].down
@@ -56,50 +52,30 @@ def put_ffn(row: np.ndarray, pack: Pack, layer: int, neurons: tuple[int, int]) -
         row[P.FC1_INPUT], row[P.FC2_INPUT] = inputs_of(first), inputs_of(second)
 
 
-def _ranks(pack: Pack, config: ModelConfig) -> list[int]:
-    matrices = (pack.matrices.get(f"{layer}.fc2") for layer in range(config.n_layers))
-    return [padded(m.columns, 64) for m in matrices if m is not None]
-
-
-def thread_sizes(pack: Pack, config: ModelConfig) -> dict[int, int]:
-    """Bytes of a thread's own memory, by word, that a sparse FFN needs."""
-    by_row = [m.format_id for m in pack.matrices.values() if m.layout == "rows"]
-    layouts = [pack.matrices[f"{layer}.ffn_down"].down for layer in range(config.n_layers)]
-    return {
-        P.T_ROW: 4 * max(padded(config.hidden, 64), *_ranks(pack, config), 0),
-        P.T_TILE: max((rows.scratch_bytes(format_id, config.hidden) for format_id in by_row), default=0),
-        P.T_ROWS: 6 * 16 * 8,
-        P.T_DOWN: max(down.scratch_bytes(layout) for layout in layouts),
-    }
-
-
-def take_sparse_memory(
-    p: np.ndarray, layers: np.ndarray, pack: Pack, config: ModelConfig, plan: Plan, me: int, arena: Arena, n_threads: int, memory: Memory
+def put_sparse_memory(
+    p: np.ndarray, layers: np.ndarray, pack: Pack, config: ModelConfig, plan: Plan, me: int, arena: Arena, at_area: dict[str, int]
 ) -> None:
-    """A worker's memory for a sparse FFN: what is active, lists, the predictor's inputs and thresholds. Counters lie in the arena."""
-    most = max(plan.shards[me].most_neurons, 64)
-    units, wide, tall = most // P.UNIT, padded(config.hidden, 64), padded(config.hidden, 128)
+    """What a sparse FFN needs, in the worker's areas by name: active neurons, lists, predictor, thresholds. Counters lie in the arena."""
+    shard, tall = plan.shards[me], padded(config.hidden, 128)
     p[P.IS_SPARSE], p[P.TALL], p[P.GATHER_KERNEL] = 1, tall, rows.gather.address
-    p[P.ACTIVE], p[P.ACTIVE_STRIDE] = memory.take(4 * P.SPARSE_BATCH * (most + 32)), 4 * (most + 32)  # NOTE not a power of two
-    p[P.ACTIVE_LISTS], p[P.ACTIVE_COUNTS] = memory.take(4 * n_threads * most), memory.take(64 * n_threads)
-    p[P.UNIT_LISTS] = memory.take(units * down.LIST_BYTES)
-    p[P.DOWN_VALUES] = memory.take(units * P.SPARSE_BATCH * down.VALUE_BYTES)
-    p[P.SUM] = memory.take(4 * P.SPARSE_BATCH * tall)
-    if ranks := _ranks(pack, config):
+    p[P.ACTIVE], p[P.ACTIVE_STRIDE] = at_area["active"], active_stride(shard)
+    p[P.ACTIVE_LISTS], p[P.ACTIVE_COUNTS] = at_area["active_lists"], at_area["active_counts"]
+    p[P.UNIT_LISTS], p[P.DOWN_VALUES], p[P.SUM] = at_area["unit_lists"], at_area["down_values"], at_area["sum"]
+    has_predictor = bool(ranks(pack.matrices))
+    if has_predictor:
         p[P.HAS_PREDICTOR] = 1
-        p[P.PREDICTED8], p[P.PREDICTEDF] = take_input(memory, arena.max_rows, wide)
-        p[P.HIDDEN8], p[P.HIDDENF] = take_input(memory, arena.max_rows, max(ranks))
-    thresholds = np.array(plan.thresholds or (config.sparse_threshold if ranks else 0.0,) * config.n_layers, np.float32)
+        p[P.PREDICTED8], p[P.PREDICTEDF] = at_area["predicted8"], at_area["predictedf"]
+        p[P.HIDDEN8], p[P.HIDDENF] = at_area["hidden8"], at_area["hiddenf"]
+    thresholds = np.array(plan.thresholds or (config.sparse_threshold if has_predictor else 0.0,) * config.n_layers, np.float32)
     if "0.ffn_signs" in pack.matrices:
-        p[P.INPUT_SIGNS] = memory.take(arena.max_rows * wide // 8)
-    threshold_at = memory.take(thresholds.nbytes)
-    copy_to(threshold_at, thresholds)
+        p[P.INPUT_SIGNS] = at_area["input_signs"]
+    copy_to(at_area["thresholds"], thresholds)
     address = int(p[P.ARENA])
     assert arena.neurons == padded(config.ffn, 64) and arena.n_layers == config.n_layers
     p[P.HISTOGRAM_BYTES] = 8 * BINS if arena.has_histogram else 0
     for layer, row in enumerate(layers):
         first, last = plan.shards[me].neurons[layer]
-        row[P.THRESHOLD] = threshold_at + 4 * layer
+        row[P.THRESHOLD] = at_area["thresholds"] + 4 * layer
         row[P.COUNTS] = address + arena.layer_counts + LINE * (me * config.n_layers + layer)
         row[P.HISTOGRAM] = address + arena.histogram + (me * config.n_layers + layer) * p[P.HISTOGRAM_BYTES]
         row[P.REAL_NEURONS] = max(0, min(last, config.ffn) - first)

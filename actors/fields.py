@@ -4,6 +4,11 @@
 [layer][...].
 """
 
+from hotneuron.kernels.batches import SPARSE_BATCH, SUB_BATCH, UNIT
+from hotneuron.kernels.batches import TILE_SIZES as GROUP_SIZES
+
+__all__ = ["GROUP_SIZES", "SPARSE_BATCH", "SUB_BATCH", "UNIT"]  # beside all that is defined here
+
 # `p`: sizes of the engine.
 (
     ARENA, N_WORKERS, ME, N_THREADS, TEAM, DEADLINE_NS, COUNTERS, COMMAND, SEGMENTS, STOP_IDS, TOKENS, POSITIONS,
@@ -55,10 +60,6 @@
 ) = range(71)  # fmt: skip
 
 INT8, FLOATS = 1, 2  # what a phase's input must be made as: bits of QKV_INPUT ...
-GROUP_SIZES = 3
-SPARSE_BATCH = 32  # rows whose active neurons are listed together
-SUB_BATCH = 64  # rows that pass through gate and up together, so that their products stay in the first cache
-UNIT = 32  # neurons of two tiles
 
 # Phases of a step, as `TRACE` counts their nanoseconds (int64 [phase]; first thread of each worker).
 (

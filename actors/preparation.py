@@ -97,7 +97,8 @@ def _plan(pack: Pack, config: ModelConfig, engine_config: EngineConfig, n_worker
         context = min(context, max(16, config.context_tokens // 16 * 16))
     affordable = KV_BUDGET_BYTES // placement.kv_token_bytes(config) // 16 * 16
     kv_tokens = max(context, min(context * engine_config.max_slots, affordable)) + 16
-    return placement.solve(pack, config, engine_config.split or (1.0,) * n_workers, context, kv_tokens)
+    cuts = placement.cut_by(config, engine_config.split or (1.0,) * n_workers)
+    return placement.weigh(pack.matrices, config, cuts, context, kv_tokens)
 
 
 def _arena(config: ModelConfig, plan: Plan, engine_config: EngineConfig, counts_activity: bool) -> Arena:

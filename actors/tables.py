@@ -8,18 +8,33 @@ import numpy as np
 
 from hotneuron.actors import fields as P
 from hotneuron.actors.arena import TRACED_PHASES, WORKERS_AT, Arena
-from hotneuron.actors.ffn_tables import is_sparse, put_ffn, take_sparse_memory, thread_sizes
-from hotneuron.actors.worker_memory import Memory, copy_to, inputs_of, put_matrix, take_input
+from hotneuron.actors.ffn_tables import put_ffn, put_sparse_memory
+from hotneuron.actors.worker_memory import Memory, copy_to, inputs_of, put_matrix
 from hotneuron.kernels import formats
 from hotneuron.kernels.activate import kind_of
 from hotneuron.kernels.attention import GROUP_SIZES as QUERY_GROUPS
 from hotneuron.kernels.attention import attend_address, head_block_bytes
 from hotneuron.kernels.formats import padded
 from hotneuron.kernels.matmul import tile_address
-from hotneuron.kernels.sampling import sample_address, scratch_bytes
+from hotneuron.kernels.sampling import sample_address
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.pack import Pack, head_width
 from hotneuron.placement.plan import Plan
+from hotneuron.placement.worker_areas import (
+    BatchSizes,
+    is_sparse,
+    output_columns,
+    qkv_stride,
+    scores_stride,
+    thread_areas,
+    thread_stride,
+    worker_areas,
+)
+
+_THREAD_WORDS = {
+    "row": P.T_ROW, "queries": P.T_QUERIES, "positions": P.T_POSITIONS, "heads": P.T_HEADS, "scores": P.T_SCORES,
+    "gate": P.T_GATE, "up": P.T_UP, "sample": P.T_SAMPLE, "tile": P.T_TILE, "rows": P.T_ROWS, "down": P.T_DOWN,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +92,18 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
     """The tables of worker `me`; allocates its rows, KV cache and scratch. address: where this process sees the arena."""
     assert not (config.parallel and config.linear_bias), "a parallel layer has one meeting, and a meeting one bias"
     shard, memory, p = plan.shards[me], Memory(), np.zeros(P.P_SIZE, np.int64)
-    head, rows = head_width(config), arena.max_rows
-    kv = shard.kv_heads(config)
+    head, kv, wide = head_width(config), shard.kv_heads(config), padded(config.hidden, 64)
     n_kv, n_q = kv[1] - kv[0], shard.heads[1] - shard.heads[0]
-    wide, units = padded(config.hidden, 64), shard.most_neurons // P.UNIT
-    o_low, o_high = shard.heads[0] * head // 64 * 64, padded(shard.heads[1] * head, 64)
+    o_low, o_high = output_columns(shard, config)
+    areas = worker_areas(pack.matrices, config, plan, me, BatchSizes(arena.max_rows, arena.max_logit_rows), n_threads)
+    at_area = {name: memory.take(n_bytes) for name, n_bytes in areas.items()}
     output_role = "token_embd" if config.tied_embeddings else "output"
     output, embedding = pack.matrices[output_role], pack.matrices["token_embd"]
-    floats = np.array([1 / np.sqrt(config.head_dim), config.norm_eps], np.float32)
-    constants, rope = memory.take(64), rope_table(config, plan.context_tokens)
-    rope_at = memory.take(rope.nbytes)
-    for at, values in ((constants, floats), (rope_at, rope)):
-        copy_to(at, values)
-    kernels = memory.take(8 * (P.GROUP_SIZES * len(formats.NAMES) + len(QUERY_GROUPS)))
+    floats, rope = np.array([1 / np.sqrt(config.head_dim), config.norm_eps], np.float32), rope_table(config, plan.context_tokens)
+    assert rope.nbytes <= areas["rope"]
+    for name, values in (("constants", floats), ("rope", rope)):
+        copy_to(at_area[name], values)
+    kernels = at_area["kernels"]
     attend_kernels = kernels + 8 * P.GROUP_SIZES * len(formats.NAMES)
     for i, n in enumerate((1, 4, 8)):
         for format_id in {m.format_id for m in pack.matrices.values() if not m.layout.startswith("down")}:
@@ -98,26 +112,13 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
         copy_to(attend_kernels + 8 * i, np.array([attend_address(n)]))
     max_kv_blocks = padded(plan.kv_tokens, 16) // 16
     kv_block_bytes = n_kv * head_block_bytes(head)
-    scores_stride = 4 * padded(plan.context_tokens, 16) + 64  # NOTE not a power of two: rows would share cache sets
-    sizes = {
-        P.T_ROW: 4 * wide, P.T_QUERIES: 32 * head, P.T_POSITIONS: 64, P.T_HEADS: 32 * head, P.T_SCORES: 8 * scores_stride,
-        P.T_GATE: 4 * P.UNIT * P.SUB_BATCH, P.T_UP: 4 * P.UNIT * P.SUB_BATCH, P.T_SAMPLE: scratch_bytes(config.vocab),
-    }  # fmt: skip
-    if is_sparse(pack):
-        sizes |= thread_sizes(pack, config)
-    thread_bytes = 0
-    for at, size in sizes.items():
-        p[at] = thread_bytes
-        thread_bytes += padded(size, 128)
-    thread_bytes = padded(thread_bytes, 4096) + 256  # NOTE threads' stretches must not fall on the same cache sets
-    x8, xf = take_input(memory, max(rows, arena.max_logit_rows), wide)
-    n8, nf = take_input(memory, rows, wide) if config.attn_norm_2 else (x8, xf)
-    a8, af = take_input(memory, rows, max(o_high - o_low, 64))
-    h8, hf = take_input(memory, rows, max(units * P.UNIT, 64))
-    qkv_stride = 4 * head * (n_q + 2 * n_kv)
+    thread_at = 0
+    for name, n_bytes in thread_areas(pack.matrices, config, plan).items():
+        p[_THREAD_WORDS[name]] = thread_at
+        thread_at += padded(n_bytes, 128)
     attention_mask = sum(1 << w for w, s in enumerate(plan.shards) if s.has_heads)
     values = {
-        P.ARENA: address, P.N_WORKERS: plan.n_workers, P.ME: me, P.N_THREADS: n_threads, P.TEAM: memory.take(64),
+        P.ARENA: address, P.N_WORKERS: plan.n_workers, P.ME: me, P.N_THREADS: n_threads, P.TEAM: at_area["team"],
         P.DEADLINE_NS: deadline_ns, P.COUNTERS: address + WORKERS_AT, P.COMMAND: address + arena.command,
         P.SEGMENTS: address + arena.segments, P.STOP_IDS: address + arena.stop_ids, P.TOKENS: address + arena.tokens,
         P.POSITIONS: address + arena.positions, P.ROW_SLOTS: address + arena.row_slots,
@@ -127,25 +128,26 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
         P.SLOTS: address + arena.slots, P.BANK_BYTES: arena.bank_bytes(), P.SLOT_BYTES: arena.max_rows * arena.width * 4,
         P.MAX_SLOTS: arena.max_slots, P.MAX_BLOCKS: arena.max_blocks, P.HIDDEN: config.hidden, P.WIDTH: arena.width,
         P.WIDE: wide, P.VOCAB: config.vocab, P.LOGIT_STRIDE: arena.vocab, P.N_LAYERS: config.n_layers,
-        P.HEAD_DIM: config.head_dim, P.HEAD: head, P.ROPE_DIMS: config.rope.dims if config.positions == "rope" else 0, P.ROPE: rope_at, P.QUERY_SCALE: constants,
-        P.EPS: constants + 4, P.WINDOW: config.sliding_window, P.GROUP_HEADS: config.n_heads // config.n_kv_heads,
+        P.HEAD_DIM: config.head_dim, P.HEAD: head, P.ROPE_DIMS: config.rope.dims if config.positions == "rope" else 0, P.ROPE: at_area["rope"], P.QUERY_SCALE: at_area["constants"],
+        P.EPS: at_area["constants"] + 4, P.WINDOW: config.sliding_window, P.GROUP_HEADS: config.n_heads // config.n_kv_heads,
         P.ATTENTION_MASK: attention_mask, P.FFN_MASK: _ffn_mask(plan, config, config.n_layers - 1), P.LAYER_NORM: config.norm == "layer",
         P.ACTIVATION: kind_of(config.activation, config.up_activation, config.gated), P.PARALLEL: config.parallel,
         P.FIRST_HEAD: shard.heads[0], P.LAST_HEAD: shard.heads[1],
         P.FIRST_KV: kv[0], P.LAST_KV: kv[1], P.Q_TILES: n_q * head // 16, P.K_TILES: n_kv * head // 16,
-        P.O_COLUMNS: o_high - o_low, P.O_SKEW: 4 * (shard.heads[0] * head - o_low), P.NEURON_UNITS: units,
+        P.O_COLUMNS: o_high - o_low, P.O_SKEW: 4 * (shard.heads[0] * head - o_low), P.NEURON_UNITS: shard.most_neurons // P.UNIT,
         P.VOCAB_TILE: shard.vocab_tiles[0], P.VOCAB_TILES: shard.vocab_tiles[1] - shard.vocab_tiles[0],
         P.EMBEDDING: pack.matrix_address("token_embd"), P.EMBEDDING_FORMAT: embedding.format_id,
         P.EMBEDDING_TILE: embedding.tile_bytes, P.OUTPUT_NORM: pack.vector_address("output_norm"),
         P.OUTPUT_NORM_BIAS: pack.vector_address("output_norm_bias"),
         P.LAST_BIAS: pack.vector_address(f"{config.n_layers - 1}.ffn_down_bias"),
         P.OUTPUT: pack.matrix_address(output_role) + shard.vocab_tiles[0] * output.tile_bytes,
-        P.OUTPUT_FORMAT: output.format_id, P.OUTPUT_TILE: output.tile_bytes, P.X: memory.take(4 * rows * wide), P.X8: x8,
-        P.XF: xf, P.N8: n8, P.NF: nf, P.QKV: memory.take(rows * max(qkv_stride, 64)), P.QKV_STRIDE: qkv_stride,
-        P.ATTENTION: memory.take(4 * rows * max(o_high - o_low, 64)), P.A8: a8, P.AF: af, P.H8: h8, P.HF: hf,
-        P.KV: memory.take(config.n_layers * max_kv_blocks * kv_block_bytes), P.KV_LAYER_BYTES: max_kv_blocks * kv_block_bytes,
-        P.KV_BLOCK_BYTES: kv_block_bytes, P.KV_HEAD_BYTES: head_block_bytes(head), P.THREAD: memory.take(n_threads * thread_bytes),
-        P.THREAD_BYTES: thread_bytes, P.SCORES_STRIDE: scores_stride,
+        P.OUTPUT_FORMAT: output.format_id, P.OUTPUT_TILE: output.tile_bytes, P.X: at_area["x"], P.X8: at_area["x8"],
+        P.XF: at_area["xf"], P.N8: at_area.get("n8", at_area["x8"]), P.NF: at_area.get("nf", at_area["xf"]),
+        P.QKV: at_area["qkv"], P.QKV_STRIDE: qkv_stride(shard, config),
+        P.ATTENTION: at_area["attention"], P.A8: at_area["a8"], P.AF: at_area["af"], P.H8: at_area.get("h8", 0), P.HF: at_area.get("hf", 0),
+        P.KV: at_area["kv"], P.KV_LAYER_BYTES: max_kv_blocks * kv_block_bytes,
+        P.KV_BLOCK_BYTES: kv_block_bytes, P.KV_HEAD_BYTES: head_block_bytes(head), P.THREAD: at_area["threads"],
+        P.THREAD_BYTES: thread_stride(pack.matrices, config, plan), P.SCORES_STRIDE: scores_stride(plan),
         P.TILE_KERNELS: kernels, P.ATTEND_KERNELS: attend_kernels, P.SAMPLE_KERNEL: sample_address(),
     }  # fmt: skip
     for at, value in values.items():
@@ -156,6 +158,6 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
     if arena.is_traced:
         p[P.TRACE] = address + arena.trace + 8 * TRACED_PHASES * me
     layers = _layer_table(pack, config, plan, me)
-    if is_sparse(pack):
-        take_sparse_memory(p, layers, pack, config, plan, me, arena, n_threads, memory)
-    return Tables(p, layers, memory, memory.take(64 * n_threads))
+    if is_sparse(pack.matrices):
+        put_sparse_memory(p, layers, pack, config, plan, me, arena, at_area)
+    return Tables(p, layers, memory, at_area["states"])

@@ -9,7 +9,6 @@ import numpy as np
 
 from hotneuron.actors import fields as P
 from hotneuron.kernels import formats
-from hotneuron.kernels.activations import group_bytes
 from hotneuron.models.pack import Pack
 
 
@@ -31,11 +30,6 @@ class Memory:
 def inputs_of(*format_ids: int) -> int:
     """What a product's input must be made as, for matrices of these formats."""
     return (P.INT8 if min(format_ids) < formats.HALF else 0) | (P.FLOATS if max(format_ids) >= formats.HALF else 0)
-
-
-def take_input(memory: Memory, rows: int, columns: int) -> tuple[int, int]:
-    """Memory for an input of `rows` rows, quantized and in floats."""
-    return memory.take(rows // 8 * group_bytes(columns, 8)), memory.take(4 * rows * columns)
 
 
 def put_matrix(row: np.ndarray, at: int, pack: Pack, role: str, first_row: int = 0, first_column: int = 0) -> int:

@@ -17,7 +17,7 @@ from gguf import quants
 from gguf.constants import GGMLQuantizationType as T
 
 from hotneuron.kernels import cpu, formats
-from hotneuron.kernels.down_layout import OWN, SHARED, UNIT, DownLayout, format_of, pack_down
+from hotneuron.kernels.down_layout import OWN, UNIT, pack_down
 from hotneuron.kernels.rows import pack_rows
 from hotneuron.kernels.signs import pack_signs
 from hotneuron.models.dequantize import dequantize
@@ -26,6 +26,7 @@ from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.pack import LAYOUT_VERSION, MAGIC, Matrix, Vector, head_width
 from hotneuron.models.pack_sources import Kind, Source, sources_of
+from hotneuron.models.pack_table import matrix_of
 from hotneuron.models.tensor_table import VECTOR_TYPES
 
 PAGE = 4096
@@ -116,7 +117,8 @@ def _down(file: GGUFFile, source: Source, config: ModelConfig, order: np.ndarray
     """The down projection by neuron."""
     info = file.tensors[source.name]
     raw, type_ = file.raw(source.name), T(info.type)
-    layout = DownLayout(format_of(type_), OWN if source.layout == "down_own" else SHARED, config.hidden)
+    entry = matrix_of(file, source, config)
+    layout = entry.down
     if layout.format_id != formats.FORMAT_OF[type_]:
         values = dequantize(raw, type_, info.shape)
         raw, type_ = quants.quantize(values, T.F16).view(np.uint8).reshape(-1), T.F16
@@ -129,7 +131,7 @@ def _down(file: GGUFFile, source: Source, config: ModelConfig, order: np.ndarray
         first = neurons.reshape(-1, UNIT)[:, 0]
         assert order is None or _moves_units(neurons)
         units = units[np.where(first < 0, len(units) - 1, first // UNIT)]
-    return Matrix(0, layout.format_id, len(neurons), config.hidden, source.layout), units.reshape(-1)
+    return entry, units.reshape(-1)
 
 
 def _moves_units(neurons: np.ndarray) -> bool:
@@ -141,31 +143,26 @@ def _moves_units(neurons: np.ndarray) -> bool:
 
 def _tiles(file: GGUFFile, source: Source, config: ModelConfig, order: np.ndarray | None) -> tuple[Matrix, np.ndarray]:
     """A matrix as tiles, or its rows one by one."""
-    info = file.tensors[source.name]
-    columns, rows = info.shape[:2]
+    info, entry = file.tensors[source.name], matrix_of(file, source, config)
+    rows = info.shape[1]
     raw, type_ = file.raw(source.name).reshape(rows, -1), T(info.type)
     if source.rows is not None:
         raw = raw[slice(*source.rows)]
     if source.is_transposed:
-        # The blocks of its type run along the neurons' rows, so turned round it can only be kept in floats.
-        values = np.ascontiguousarray(dequantize(raw.reshape(-1), type_, (columns, rows)).T)
+        values = np.ascontiguousarray(dequantize(raw.reshape(-1), type_, info.shape).T)
         type_ = type_ if type_ in VECTOR_TYPES else T.F16
-        raw, columns = quants.quantize(values, type_).view(np.uint8), rows
+        raw = quants.quantize(values, type_).view(np.uint8)
     if source.role.endswith("attn_output") and head_width(config) != config.head_dim:
-        # Padded heads make new columns, which blocks of 32 cannot follow: keep this one in floats.
         heads = dequantize(raw.reshape(-1), type_, info.shape).reshape(rows, config.n_heads, config.head_dim)
         values = np.pad(heads, ((0, 0), (0, 0), (0, head_width(config) - config.head_dim))).reshape(rows, -1)
-        raw, type_, columns = np.ascontiguousarray(values).view(np.uint8), T.F32, values.shape[1]
+        raw, type_ = np.ascontiguousarray(values).view(np.uint8), T.F32
     # NOTE a row of zero bytes has scale 0 in every block format, so it is a row of zeros.
     raw = _gather(raw, _row_order(source.role, config, order))
     if source.layout == "signs":
-        values = dequantize(np.ascontiguousarray(raw).reshape(-1), type_, (columns, len(raw)))
-        return Matrix(0, formats.FORMAT_OF[type_], len(raw), columns, source.layout), pack_signs(values).reshape(-1)
-    if source.layout == "rows":
-        rows_of = pack_rows(np.ascontiguousarray(raw).reshape(-1), type_, len(raw), columns)
-        return Matrix(0, formats.FORMAT_OF[type_], len(raw), columns, source.layout), rows_of.reshape(-1)
-    tiles = formats.pack(np.ascontiguousarray(raw).reshape(-1), type_, len(raw), columns)
-    return Matrix(0, formats.FORMAT_OF[type_], len(raw), columns), tiles.reshape(-1)
+        values = dequantize(np.ascontiguousarray(raw).reshape(-1), type_, (entry.columns, len(raw)))
+        return entry, pack_signs(values).reshape(-1)
+    pack_as = pack_rows if source.layout == "rows" else formats.pack
+    return entry, pack_as(np.ascontiguousarray(raw).reshape(-1), type_, len(raw), entry.columns).reshape(-1)
 
 
 def _vector(file: GGUFFile, source: Source, config: ModelConfig, order: np.ndarray | None) -> tuple[Vector, np.ndarray]:

@@ -1,10 +1,11 @@
 """A plan: which heads, neurons and vocabulary rows each worker holds, and what that costs in bytes.
 
-Pure data, solved from a model's sizes and the wanted shares. Worker 0 is the hot worker, the others are cold.
+Pure data, made from a model's sizes and from where to cut. Worker 0 is the hot worker, the others are cold.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -12,19 +13,20 @@ from hotneuron.kernels.attention import head_block_bytes
 from hotneuron.kernels.formats import TILE_ROWS, padded
 from hotneuron.models.errors import RequestError
 from hotneuron.models.model_config import ModelConfig
-from hotneuron.models.pack import Pack, head_width
+from hotneuron.models.pack import Matrix, head_width
 
 BY_NEURON = ("rows", "down_shared", "down_own")  # layouts of which only active neurons are read
 NEURON_UNIT = 64  # neurons are dealt out in blocks of the down product's columns
+Range = tuple[int, int]  # half open
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
     """What one worker holds, as half-open ranges; its heads are the same in every layer."""
 
-    heads: tuple[int, int]
-    neurons: tuple[tuple[int, int], ...]  # of each layer: positions in the pack's order, in multiples of NEURON_UNIT
-    vocab_tiles: tuple[int, int]
+    heads: Range
+    neurons: tuple[Range, ...]  # of each layer: positions in the pack's order, in multiples of NEURON_UNIT
+    vocab_tiles: Range
     weight_bytes: int
     sparse_bytes: int = 0  # of these, what is read only for neurons that are active
 
@@ -67,7 +69,16 @@ class Plan:
         return len(self.shards)
 
 
-def deal(total: int, shares: tuple[float, ...]) -> list[tuple[int, int]]:
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Where a model is cut, a range a worker; before anything is weighed."""
+
+    heads: tuple[Range, ...]
+    neurons: tuple[tuple[Range, ...], ...]  # of each layer: a range a worker
+    vocab_tiles: tuple[Range, ...]
+
+
+def deal(total: int, shares: tuple[float, ...]) -> list[Range]:
     """Cut 0..total into consecutive ranges in the given proportions, each cut to the nearest whole."""
     whole, cuts, so_far = sum(shares), [0], 0.0
     for share in shares:
@@ -86,7 +97,7 @@ def kv_token_bytes(config: ModelConfig, shards: tuple[Shard, ...] | None = None)
     return per_head * sum(high - low for low, high in spans)
 
 
-def _weighed(pack: Pack, config: ModelConfig, shard: Shard) -> Shard:
+def _weighed(matrices: Mapping[str, Matrix], config: ModelConfig, shard: Shard) -> Shard:
     """A shard with the bytes of its matrices (the embedding, of which a token reads a row, aside)."""
     kv_low, kv_high = shard.kv_heads(config)
     head_share = (shard.heads[1] - shard.heads[0]) / config.n_heads
@@ -94,31 +105,36 @@ def _weighed(pack: Pack, config: ModelConfig, shard: Shard) -> Shard:
     neuron_shares = [(last - first) / padded(config.ffn, NEURON_UNIT) for first, last in shard.neurons]
     shares = {"attn_q": head_share, "attn_output": head_share, "attn_k": kv_share, "attn_v": kv_share}
     total = sparse = 0.0
-    for role, matrix in pack.matrices.items():
+    for role, matrix in matrices.items():
         layer, _, name = role.partition(".")
         if name:
             n_bytes = matrix.n_bytes * (shares[name] if name in shares else neuron_shares[int(layer)])
             total += n_bytes
             sparse += n_bytes if matrix.layout in BY_NEURON else 0
-    output = pack.matrices["token_embd" if config.tied_embeddings else "output"]
+    output = matrices["token_embd" if config.tied_embeddings else "output"]
     total += output.tile_bytes * (shard.vocab_tiles[1] - shard.vocab_tiles[0])
     return replace(shard, weight_bytes=round(total), sparse_bytes=round(sparse))
 
 
-def solve(pack: Pack, config: ModelConfig, shares: tuple[float, ...], context_tokens: int, kv_tokens: int) -> Plan:
-    """Deal heads, neurons and vocabulary to workers by their shares.
-
-    Raises RequestError for senseless shares, and for a context beyond the positions that the model has learned.
-    """
+def cut_by(config: ModelConfig, shares: tuple[float, ...]) -> Cuts:
+    """Everything in the same proportions. Raises RequestError for senseless shares."""
     if not shares or any(not (0 <= s < float("inf")) for s in shares) or sum(shares) <= 0:
         raise RequestError(f"split={'/'.join(map(str, shares))}: give one number of at least 0 a worker, not all 0")
+    units = padded(config.ffn, NEURON_UNIT) // NEURON_UNIT
+    neurons = tuple((a * NEURON_UNIT, b * NEURON_UNIT) for a, b in deal(units, shares))
+    tiles = deal(padded(config.vocab, TILE_ROWS) // TILE_ROWS, shares)
+    return Cuts(tuple(deal(config.n_heads, shares)), (neurons,) * config.n_layers, tuple(tiles))
+
+
+def weigh(matrices: Mapping[str, Matrix], config: ModelConfig, cuts: Cuts, context_tokens: int, kv_tokens: int) -> Plan:
+    """The plan that these cuts make of a model's matrices.
+
+    Raises RequestError for a context beyond the positions that the model has learned.
+    """
     if config.positions == "learned" and context_tokens > config.context_tokens:
         known = f"this model has learned {config.context_tokens} positions"
         raise RequestError(f"context_tokens={context_tokens}: {known}; ask for no more, in multiples of 16")
-    units = padded(config.ffn, NEURON_UNIT) // NEURON_UNIT
-    heads = deal(config.n_heads, shares)
-    neurons = [((a * NEURON_UNIT, b * NEURON_UNIT),) * config.n_layers for a, b in deal(units, shares)]
-    tiles = deal(padded(config.vocab, TILE_ROWS) // TILE_ROWS, shares)
-    parts = zip(heads, neurons, tiles, strict=True)
-    shards = tuple(_weighed(pack, config, Shard(*part, 0)) for part in parts)
+    by_worker = zip(*cuts.neurons, strict=True)
+    parts = zip(cuts.heads, by_worker, cuts.vocab_tiles, strict=True)
+    shards = tuple(_weighed(matrices, config, Shard(heads, neurons, tiles, 0)) for heads, neurons, tiles in parts)
     return Plan(shards, kv_tokens, context_tokens, kv_tokens * kv_token_bytes(config, shards))

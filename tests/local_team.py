@@ -27,7 +27,7 @@ from hotneuron.models.pack import Pack
 from hotneuron.models.pack_sources import Kind
 from hotneuron.models.pack_writer import ensure_pack
 from hotneuron.models.tokenizer import Tokenizer
-from hotneuron.placement.plan import Plan, solve
+from hotneuron.placement.plan import Cuts, Plan, cut_by, weigh
 
 GREEDY = SamplingParams(temperature=0)
 LEAVE_S, ANSWER_S = 20.0, 120.0
@@ -173,12 +173,13 @@ def local_engine(
     cache_pack: bool = False,
     kind: Kind = "dense",
     order: np.ndarray | None = None,
+    cuts: Cuts | None = None,
     thresholds: tuple[float, ...] = (),
     activation: str | None = None,
     has_histogram: bool = False,
     is_traced: bool = False,
 ) -> LocalEngine:
-    """An engine to be started by `with`. Tokens are computed in `shares` as `placement.solve` deals them.
+    """An engine to be started by `with`. Tokens are computed in `shares`, or as `cuts` says.
 
     `cache_pack`: keep the pack in the user's cache, not beside the model.
     """
@@ -187,14 +188,15 @@ def local_engine(
     folder = None if cache_pack else model_path.parent
     pack_path = ensure_pack(file, config, folder=folder, kind=kind, order=order)
     pack = Pack(pack_path)
-    plan = solve(pack, config, shares, context_tokens, kv_tokens or 4 * context_tokens)
+    cuts = cuts or cut_by(config, shares)
+    plan = weigh(pack.matrices, config, cuts, context_tokens, kv_tokens or 4 * context_tokens)
     plan = replace(plan, thresholds=thresholds)
     rows = padded(max(chunk_tokens, max_slots + 16), 8)
     blocks, logit_rows = context_tokens // 16 + 2, padded(max(32, max_slots), 8)
     widths = padded(config.hidden, 16), padded(config.vocab, 16)
     neurons = 0 if kind == "dense" else padded(config.ffn, 64)
     arena = Arena(
-        len(shares), rows, max_slots, blocks, logit_rows, *widths, config.n_layers, neurons, has_histogram, is_traced
+        plan.n_workers, rows, max_slots, blocks, logit_rows, *widths, config.n_layers, neurons, has_histogram, is_traced
     )
     memory = aligned(arena.n_bytes)
     exchange = Exchange(memory, arena)

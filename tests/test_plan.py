@@ -16,8 +16,7 @@ from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.pack import Pack
 from hotneuron.models.pack_writer import ensure_pack
-from hotneuron.placement import plan as placement
-from hotneuron.placement.plan import NEURON_UNIT, Plan, Shard, deal, solve
+from hotneuron.placement.plan import NEURON_UNIT, Cuts, Plan, Shard, cut_by, deal, weigh
 
 TOKENS = [(7 * i * i + 3 * i + 1) % 273 for i in range(40)]
 FFN, LAYERS = 250, 3  # four units, the last one padded
@@ -46,9 +45,9 @@ def test_deal_covers_all_in_order(total: int, shares: list[float]) -> None:
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any))
 def test_shards_cover_the_model_once(packed: tuple[Pack, ModelConfig], shares: list[int]) -> None:
-    pack, config = packed
-    shards = solve(pack, config, tuple(shares), 64, 64).shards
-    one = solve(pack, config, (1,), 64, 64).shards[0]
+    config = packed[1]
+    shards = shares_of(packed, *shares).shards
+    one = shares_of(packed, 1).shards[0]
     for layer in range(LAYERS):
         ranges = [shard.neurons[layer] for shard in shards]
         assert [n for low, high in ranges for n in range(low, high, NEURON_UNIT)] == list(range(0, FFN, NEURON_UNIT))
@@ -57,12 +56,15 @@ def test_shards_cover_the_model_once(packed: tuple[Pack, ModelConfig], shares: l
     assert sum(shard.weight_bytes for shard in shards) >= one.weight_bytes - len(shards)
 
 
-def uneven(plan: Plan) -> Plan:
+def shares_of(packed: tuple[Pack, ModelConfig], *shares: float) -> Plan:
+    pack, config = packed
+    return weigh(pack.matrices, config, cut_by(config, shares), 64, 64)
+
+
+def uneven(config: ModelConfig) -> Cuts:
     """Two workers; what each has differs from layer to layer, down to nothing."""
-    cuts = (NEURON_UNIT, 4 * NEURON_UNIT, 0)
-    hot = replace(plan.shards[0], neurons=tuple((0, cut) for cut in cuts))
-    cold = replace(plan.shards[1], neurons=tuple((cut, 4 * NEURON_UNIT) for cut in cuts))
-    return replace(plan, shards=(hot, cold))
+    neurons = tuple(((0, cut), (cut, 4 * NEURON_UNIT)) for cut in (NEURON_UNIT, 4 * NEURON_UNIT, 0))
+    return replace(cut_by(config, (1, 1)), neurons=neurons)
 
 
 @pytest.mark.parametrize("is_reference", [False, True], ids=["compiled", "NumPy"])
@@ -70,8 +72,7 @@ def test_shards_may_differ_by_layer(model: Path, monkeypatch: pytest.MonkeyPatch
     wanted = logits_of(local_engine(model), TOKENS)
     if is_reference:
         monkeypatch.setenv("HOTNEURON_REFERENCE", "1")
-    monkeypatch.setattr("local_team.solve", lambda *args: uneven(placement.solve(*args)))
-    engine = local_engine(model, (1, 1), threads=2)
+    engine = local_engine(model, threads=2, cuts=uneven(ModelConfig.from_file(GGUFFile.open(model))))
     assert [shard.most_neurons for shard in engine.plan.shards] == [4 * NEURON_UNIT, 4 * NEURON_UNIT]
     np.testing.assert_allclose(logits_of(engine, TOKENS), wanted, atol=2e-3)
 
