@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hotneuron.actors.engine import EngineConfig
     from hotneuron.models.model_config import ModelConfig
     from hotneuron.models.sparse_mode import SparseMode
+    from hotneuron.placement.plan import Cuts
 
 
 @dataclass(slots=True)
@@ -43,11 +44,25 @@ class DriverActor:
         self._team = RayTeam(n_workers, n_threads, group, worker_cpus)
         self._clients: dict[str, _Client] = {}
 
-    async def start(self, engine_config: EngineConfig, config: ModelConfig, mode: SparseMode, pack_path: Path) -> None:
+    async def start(
+        self,
+        engine_config: EngineConfig,
+        config: ModelConfig,
+        mode: SparseMode,
+        pack_path: Path,
+        cuts: Cuts | None,
+    ) -> None:
         """Brings every worker to its first command. Raises EngineError, and the errors of the model's file."""
-        await asyncio.to_thread(self._start, engine_config, config, mode, pack_path)
+        await asyncio.to_thread(self._start, engine_config, config, mode, pack_path, cuts)
 
-    def _start(self, engine_config: EngineConfig, config: ModelConfig, mode: SparseMode, pack_path: Path) -> None:
+    def _start(
+        self,
+        engine_config: EngineConfig,
+        config: ModelConfig,
+        mode: SparseMode,
+        pack_path: Path,
+        cuts: Cuts | None,
+    ) -> None:
         from hotneuron.actors.driver import Driver
         from hotneuron.actors.exchange import Exchange
         from hotneuron.actors.kv_blocks import KVBlocks
@@ -58,7 +73,7 @@ class DriverActor:
         from hotneuron.models.tokenizer import Tokenizer
 
         self._pack, self._config = Pack(pack_path), config
-        self._plan, arena = lay_out(self._pack, config, mode, engine_config, self._team.n_workers)
+        self._plan, arena = lay_out(self._pack, config, mode, engine_config, self._team.n_workers, cuts)
         memory_ref = ray.put(np.zeros(arena.n_bytes, np.uint8))
         self._exchange = exchange = Exchange(ray.get(memory_ref), arena)
         self._team.connect((pack_path, config, self._plan), exchange, memory_ref)
@@ -127,7 +142,13 @@ class DriverActor:
         return self._driver.stats()
 
     async def describe(self) -> dict[str, Any]:
-        return {"workers": self._team.describe(), "plan": asdict(self._plan), "stats": self._driver.stats()}
+        import psutil
+
+        workers = [
+            worker | {"resident_bytes": psutil.Process(worker["pid"]).memory_info().rss}
+            for worker in self._team.describe()
+        ]
+        return {"workers": workers, "plan": asdict(self._plan), "stats": self._driver.stats()}
 
     async def activity(self) -> Activity:
         """What has fired so far, by the neurons of the model's file. Raises RequestError where all are computed."""

@@ -12,19 +12,22 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotneuron.actors import private_ray
 from hotneuron.actors.activity import Activity
 from hotneuron.actors.client import Client
 from hotneuron.actors.messages import Chunk, Request, SamplingParams
-from hotneuron.actors.preparation import ensure, kind_of, store_bytes
+from hotneuron.actors.preparation import ensure, kind_of, place_model, store_bytes
 from hotneuron.models.chat_template import ChatTemplate
 from hotneuron.models.errors import EngineError, RequestError
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.sparse_mode import SparseMode, sparse_mode
 from hotneuron.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from hotneuron.placement.plan import Cuts
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -47,6 +50,8 @@ class EngineConfig:
     sparse_threshold: float | None = None  # from which score a predicted neuron is computed; None: the file's, or safe
     thresholds: tuple[float, ...] = ()  # the same of each layer, for whom wants to set them one by one
     statistics_path: Path | None = None  # None: where `profile` leaves them
+    hot_budget_bytes: int | None = None  # of the hot worker's process; None: work is dealt in equal shares
+    plan_path: Path | None = None  # what `hotneuron plan` wrote, instead of a budget
     is_profiling: bool = False  # the first product decides, nothing predicts, and histograms are kept
     is_traced: bool = False  # the time of each phase of a step is kept
 
@@ -56,6 +61,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise RequestError(f"{name}={value} is out of range; give a number from {low} to {high}")
+        if self.hot_budget_bytes is not None and not 0 < self.hot_budget_bytes < 1 << 50:
+            raise RequestError(f"hot_budget_bytes={self.hot_budget_bytes}: give a number of bytes above 0")
+        if self.hot_budget_bytes is not None and self.plan_path is not None:
+            raise RequestError("a plan was made for its own budget; give a plan or a hot budget")
         if self.sparse_threshold is not None and not abs(self.sparse_threshold) < 1e30:
             raise RequestError(f"sparse_threshold={self.sparse_threshold}: give a number, as 0 or -0.5")
 
@@ -99,11 +108,13 @@ class Engine:
         config = ModelConfig.from_file(file, engine_config.activation)
         mode = sparse_mode(config, engine_config.sparse, engine_config.sparsity)
         n_workers, n_threads = engine_config.team()
+        placed = place_model(file, config, mode, engine_config, n_workers, n_threads, progress)
+        cuts, order = (placed.cuts, placed.order) if placed is not None else (None, None)
         progress("starting Ray", 0, None)
         private_ray.load()  # before the threads, whose imports it would wait for
 
         # While Ray starts, this process would mostly wait.
-        pack_path = _in_background(lambda: ensure(file, config, kind_of(mode, engine_config), progress))
+        pack_path = _in_background(lambda: ensure(file, config, kind_of(mode, engine_config), progress, order))
         texts = _in_background(lambda: _texts(file))
         hold = private_ray.start(n_workers + 1, store_bytes(config, engine_config, n_workers))
         try:
@@ -111,7 +122,7 @@ class Engine:
             progress("starting actors", 0, None)
             worker_cpus = 1 if hold.is_private else n_threads
             driver, group = _create_driver(n_workers, n_threads, worker_cpus)
-            _start_driver(driver, engine_config, config, mode, packed)
+            _start_driver(driver, engine_config, config, mode, packed, cuts)
             tokenizer, chat_template = texts.result()
         except BaseException:
             hold.release()
@@ -248,12 +259,17 @@ def _create_driver(n_workers: int, n_threads: int, worker_cpus: int) -> tuple[An
 
 
 def _start_driver(
-    driver: Any, engine_config: EngineConfig, config: ModelConfig, mode: SparseMode, pack_path: Path
+    driver: Any,
+    engine_config: EngineConfig,
+    config: ModelConfig,
+    mode: SparseMode,
+    pack_path: Path,
+    cuts: Cuts | None,
 ) -> None:
     import ray
 
     try:
-        ray.get(driver.start.remote(engine_config, config, mode, pack_path), timeout=300)
+        ray.get(driver.start.remote(engine_config, config, mode, pack_path, cuts), timeout=300)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:

@@ -13,19 +13,25 @@ from typing import TYPE_CHECKING
 
 from hotneuron.actors.arena import Arena
 from hotneuron.kernels.formats import padded
-from hotneuron.models.errors import RequestError
+from hotneuron.models.errors import NotFoundError, RequestError
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.pack import Pack
 from hotneuron.models.pack_sources import Kind
+from hotneuron.models.pack_table import matrices_of
 from hotneuron.models.pack_writer import ensure_pack
 from hotneuron.models.sparse_mode import SparseMode
 from hotneuron.placement.histogram import BINS
 from hotneuron.placement.statistics import Statistics
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from hotneuron.actors.engine import EngineConfig
-    from hotneuron.placement.plan import Plan
+    from hotneuron.placement.place import Demand, Placement
+    from hotneuron.placement.plan import Cuts, Plan
+
+Progress = Callable[[str, int, int | None], None]
 
 DEFAULT_CONTEXT_TOKENS = 8192
 KV_BUDGET_BYTES = 2 << 30  # what the default number of sequences may take; one sequence's context is always given
@@ -39,22 +45,91 @@ def kind_of(mode: SparseMode, engine_config: EngineConfig) -> Kind:
     return "gated" if engine_config.is_profiling else mode.kind
 
 
-def ensure(file: GGUFFile, config: ModelConfig, kind: Kind, progress: Callable[[str, int, int | None], None]) -> Path:
+def place_model(
+    file: GGUFFile,
+    config: ModelConfig,
+    mode: SparseMode,
+    engine_config: EngineConfig,
+    n_workers: int,
+    n_threads: int,
+    progress: Progress,
+    always: bool = False,
+) -> Placement | None:
+    """Where a plan or a budget puts each part of the model; None where neither is given, unless `always`: fastest.
+
+    Raises RequestError: a budget that is too small, a plan or statistics of another model, a split besides.
+    """
+    if engine_config.plan_path is None and engine_config.hot_budget_bytes is None and not always:
+        return None
+    if engine_config.split is not None:
+        raise RequestError("a split and a plan or a hot budget both say who holds what; give one of them")
+    from hotneuron.placement.place import evaluate, fires_in_order, place
+    from hotneuron.placement.plan_file import PlanFile
+    from hotneuron.placement.probe import probe
+
+    kind, wanted = kind_of(mode, engine_config), demand_of(config, mode, engine_config, n_workers, n_threads)
+    matrices, statistics_path = matrices_of(file, config, kind), engine_config.statistics_path
+    if engine_config.plan_path is None:
+        statistics = statistics_or_none(file, config, kind, statistics_path)
+        progress("planning", 0, None)
+        return place(matrices, config, statistics, probe(progress), wanted)
+    plan_file = PlanFile.load(engine_config.plan_path, file, config, n_workers)
+    if plan_file.mode != mode.name:
+        raise RequestError(
+            f"{engine_config.plan_path}: a plan for {plan_file.mode}, but the model runs as {mode.name}; see --sparse"
+        )
+    statistics = Statistics.of_model(file, config, Path(plan_file.statistics)) if plan_file.statistics else None
+    order, fires = fires_in_order(matrices, config, statistics)
+    return evaluate(matrices, config, plan_file.cuts, order, fires, probe(progress), wanted)
+
+
+def statistics_or_none(file: GGUFFile, config: ModelConfig, kind: Kind, path: Path | None) -> Statistics | None:
+    """A model's statistics; None where all neurons are computed, or nobody has measured any."""
+    if kind == "dense":
+        return None
+    try:
+        return Statistics.of_model(file, config, path)
+    except NotFoundError:
+        if path is not None:
+            raise
+        return None
+
+
+def demand_of(
+    config: ModelConfig, mode: SparseMode, engine_config: EngineConfig, n_workers: int, n_threads: int
+) -> Demand:
+    """What this engine asks of a placement. Its exchange is as large whatever the cuts are."""
+    from hotneuron.placement.place import Demand
+    from hotneuron.placement.worker_areas import BatchSizes
+
+    context, kv_tokens = _context(config, engine_config)
+    arena = _arena(config, n_workers, context, engine_config, kind_of(mode, engine_config) != "dense")
+    sizes, budget = BatchSizes(arena.max_rows, arena.max_logit_rows), engine_config.hot_budget_bytes
+    return Demand(n_workers, n_threads, context, kv_tokens, sizes, arena.n_bytes, budget)
+
+
+def ensure(
+    file: GGUFFile, config: ModelConfig, kind: Kind, progress: Progress, order: np.ndarray | None = None
+) -> Path:
     """The pack of a model; makes it, and compiles the kernels, where this machine has not yet. Raises StorageError."""
     from hotneuron.actors.warm import ensure_kernels
 
-    pack_path = ensure_pack(file, config, progress, kind=kind)
+    pack_path = ensure_pack(file, config, progress, kind=kind, order=order)
     ensure_kernels(Pack(pack_path), progress)
     return pack_path
 
 
 def lay_out(
-    pack: Pack, config: ModelConfig, mode: SparseMode, engine_config: EngineConfig, n_workers: int
+    pack: Pack, config: ModelConfig, mode: SparseMode, engine_config: EngineConfig, n_workers: int, cuts: Cuts | None
 ) -> tuple[Plan, Arena]:
-    """Deal out the work. Raises RequestError (a split that makes no sense)."""
-    plan = _plan(pack, config, engine_config, n_workers)
+    """Deal out the work, by cuts or else by shares. Raises RequestError (a split that makes no sense)."""
+    from hotneuron.placement.plan import cut_by, weigh
+
+    context, kv_tokens = _context(config, engine_config)
+    cuts = cuts or cut_by(config, engine_config.split or (1.0,) * n_workers)
+    plan = weigh(pack.matrices, config, cuts, context, kv_tokens)
     plan = replace(plan, thresholds=_thresholds(config, mode, engine_config))
-    return plan, _arena(config, plan, engine_config, kind_of(mode, engine_config) != "dense")
+    return plan, _arena(config, n_workers, context, engine_config, kind_of(mode, engine_config) != "dense")
 
 
 def _thresholds(config: ModelConfig, mode: SparseMode, engine_config: EngineConfig) -> tuple[float, ...]:
@@ -88,23 +163,24 @@ def _rows(engine_config: EngineConfig) -> tuple[int, int]:
     return rows, padded(max(LOGIT_ROWS, engine_config.max_slots), 8)
 
 
-def _plan(pack: Pack, config: ModelConfig, engine_config: EngineConfig, n_workers: int) -> Plan:
-    from hotneuron.placement import plan as placement
+def _context(config: ModelConfig, engine_config: EngineConfig) -> tuple[int, int]:
+    """Positions of one sequence, and of all together."""
+    from hotneuron.placement.plan import kv_token_bytes
 
     context = engine_config.context_tokens or min(config.context_tokens, DEFAULT_CONTEXT_TOKENS)
     context = -(-context // 16) * 16
     if config.positions == "learned" and engine_config.context_tokens is None:
         context = min(context, max(16, config.context_tokens // 16 * 16))
-    affordable = KV_BUDGET_BYTES // placement.kv_token_bytes(config) // 16 * 16
-    kv_tokens = max(context, min(context * engine_config.max_slots, affordable)) + 16
-    cuts = placement.cut_by(config, engine_config.split or (1.0,) * n_workers)
-    return placement.weigh(pack.matrices, config, cuts, context, kv_tokens)
+    affordable = KV_BUDGET_BYTES // kv_token_bytes(config) // 16 * 16
+    return context, max(context, min(context * engine_config.max_slots, affordable)) + 16
 
 
-def _arena(config: ModelConfig, plan: Plan, engine_config: EngineConfig, counts_activity: bool) -> Arena:
+def _arena(
+    config: ModelConfig, n_workers: int, context_tokens: int, engine_config: EngineConfig, counts_activity: bool
+) -> Arena:
     rows, logit_rows = _rows(engine_config)
-    blocks = plan.context_tokens // 16 + 2
+    blocks = context_tokens // 16 + 2
     width, vocab = padded(config.hidden, 16), padded(config.vocab, 16)
-    sizes = plan.n_workers, rows, engine_config.max_slots, blocks, logit_rows, width, vocab
+    sizes = n_workers, rows, engine_config.max_slots, blocks, logit_rows, width, vocab
     neurons = padded(config.ffn, 64) if counts_activity else 0
     return Arena(*sizes, config.n_layers, neurons, engine_config.is_profiling, engine_config.is_traced)

@@ -16,6 +16,7 @@ from hotneuron.deploy.console import note, one_line
 from hotneuron.deploy.doctor import doctor
 from hotneuron.deploy.listing import ls, pull, rm
 from hotneuron.deploy.perplexity import perplexity
+from hotneuron.deploy.plan import plan
 from hotneuron.deploy.profile import profile
 from hotneuron.deploy.run import run
 from hotneuron.deploy.show import show
@@ -32,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verb in (run, chat, pull, ls, rm, show, tokenize, bench, perplexity, profile, doctor):
+for _verb in (run, chat, pull, ls, rm, show, tokenize, bench, perplexity, profile, plan, doctor):
     app.command(_verb.__name__)(_verb)
 
 

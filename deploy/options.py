@@ -60,6 +60,11 @@ SparseThreshold = Annotated[
 StatisticsFile = Annotated[
     Path | None, typer.Option("--statistics", help="What `profile` wrote; default: where it leaves it.")
 ]
+HotBudget = Annotated[
+    float | None,
+    typer.Option("--hot-budget", "--vram-budget", help="GiB that the hot worker may take; it then follows a plan."),
+]
+PlanPath = Annotated[Path | None, typer.Option("--plan", help="What `plan -o` wrote; instead of a budget.")]
 
 Predict = Annotated[
     int,
@@ -99,9 +104,13 @@ class EngineOptions:
     sparsity: Sparsity = None
     sparse_threshold: SparseThreshold = None
     statistics: StatisticsFile = None
+    hot_budget: HotBudget = None
+    plan: PlanPath = None
 
     def __post_init__(self) -> None:
         parse_split(self.split)
+        if self.hot_budget is not None and not 0 < self.hot_budget < 1 << 20:
+            raise RequestError(f"--hot-budget {self.hot_budget}: give GiB, as 8 or 1.5")
 
 
 def takes_engine_options(*own: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

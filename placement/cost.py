@@ -61,7 +61,7 @@ class StepCost:
 
 
 def unit_fires(fires: np.ndarray) -> np.ndarray:
-    """Neurons that are computed for a token, expected of each unit: f64 [layers, units] of f32 [layers, ffn], ordered."""
+    """Neurons of each unit that are computed for a token: f64 [layers, units], of shares f32 [layers, ffn], ordered."""
     layers, ffn = fires.shape
     width = padded(ffn, NEURON_UNIT)
     filled = np.pad(fires.astype(np.float64), ((0, 0), (0, width - ffn)))

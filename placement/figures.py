@@ -12,6 +12,7 @@ from hotneuron.models.errors import RequestError, StorageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from hotneuron.placement.place import Placement
     from hotneuron.placement.statistics import Statistics
 
 _KINDS = (".png", ".svg")
@@ -50,6 +51,21 @@ def draw_activity(statistics: Statistics, path: Path, title: str, carried: float
     )
     axes.set(xlabel="neurons, most active first (%)", ylabel="activations (%)", xlim=(0, 100), ylim=(0, 101))
     axes.legend(frameon=False, loc="lower right")
+    _save(figure, path)
+
+
+def draw_plan(placed: Placement, path: Path, title: str) -> None:
+    """The neurons of each layer by the worker that holds them. Raises StorageError."""
+    figure, axes = _page(f"{title}: who holds the neurons ({placed.tokens_per_s:.1f} tokens/s predicted)")
+    shards = placed.plan.shards
+    layers = np.arange(len(shards[0].neurons))
+    colors = ["#c8553d", *_colors(max(1, len(shards) - 1))]
+    for me, shard in enumerate(shards):
+        starts, ends = np.array(shard.neurons).T
+        label = f"{'cold' if me else 'hot'} worker {me}, {placed.n_bytes[me].total / 1e9:.2f} GB"
+        axes.bar(layers, ends - starts, bottom=starts, color=colors[me], width=0.85, label=label)
+    axes.set(xlabel="layer", ylabel="neurons, most active at the bottom")
+    axes.legend(frameon=False, loc="upper center", ncols=len(shards), bbox_to_anchor=(0.5, -0.12))
     _save(figure, path)
 
 

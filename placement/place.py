@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -185,7 +186,7 @@ def _cuts(
         wanted = done[-1] * np.arange(1, n_cold) / max(n_cold, 1)
         inner = hot + np.searchsorted(done, wanted)
         at = [0, hot, *inner.tolist(), fires.shape[1]] if n_cold else [0, hot]
-        neurons.append(tuple((a * NEURON_UNIT, b * NEURON_UNIT) for a, b in zip(at, at[1:], strict=False)))
+        neurons.append(tuple((a * NEURON_UNIT, b * NEURON_UNIT) for a, b in pairwise(at)))
     return Cuts(heads, tuple(neurons), _rest(tiles, padded(config.vocab, TILE_ROWS) // TILE_ROWS, n_cold, 1))
 
 

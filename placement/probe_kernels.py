@@ -89,7 +89,8 @@ def norm_ns(width: int) -> float:
     x, weight, out = np.ones(width, np.float32), np.ones(width, np.float32), np.zeros(width, np.float32)
     group = np.zeros(group_bytes(width, 1), np.uint8)
     addresses = [array.ctypes.data for array in (x, weight, out, group)]
-    _norms(*addresses, width, 1)
+    x_at, weight_at, out_at, group_at = addresses
+    _norms(x_at, weight_at, out_at, group_at, width, 1)
     start_s = time.perf_counter()
-    _norms(*addresses, width, _NORMS)
+    _norms(x_at, weight_at, out_at, group_at, width, _NORMS)
     return (time.perf_counter() - start_s) / _NORMS / width * 1e9

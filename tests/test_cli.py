@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-VERBS = ("run", "chat", "pull", "ls", "rm", "show", "tokenize", "bench", "perplexity", "profile", "doctor")
+VERBS = ("run", "chat", "pull", "ls", "rm", "show", "tokenize", "bench", "perplexity", "profile", "plan", "doctor")
 
 
 def hotneuron(*arguments: str, text: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
