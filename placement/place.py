@@ -80,7 +80,7 @@ def place(
     problem = _problem(matrices, config, n_bytes, fires, probe, demand)
     found = solve(problem)
     cuts = _cuts(config, fires, n_bytes, found.groups, found.tiles, found.units, demand.n_workers)
-    why = _why(problem, found.groups, found.units, statistics, fires, demand)
+    why = _why(problem, found.groups, found.units, statistics, n_bytes.listed, demand)
     return evaluate(matrices, config, cuts, order, fires, probe, demand, why)
 
 
@@ -200,11 +200,11 @@ def _why(
     groups: int,
     units: tuple[int, ...],
     statistics: Statistics | None,
-    fires: np.ndarray,
+    listed: np.ndarray,
     demand: Demand,
 ) -> tuple[str, ...]:
     found = []
-    if statistics is None:
+    if statistics is None and any(size > 0 for size in listed):
         found.append("no statistics of this model: neurons are taken to fire alike; `hotneuron profile` measures them")
     if demand.hot_budget_bytes is None:
         found.append("no budget: work is dealt so that hot and cold workers end a layer together")
