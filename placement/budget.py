@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hotneuron.kernels.formats import padded
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.pack import Matrix
-from hotneuron.placement.plan import Plan
+from hotneuron.placement.plan import NEURON_UNIT, Plan
 from hotneuron.placement.worker_areas import BatchSizes, worker_areas
 
 # A worker's process before it has a model: Python, Ray, Numba and the compiled program.
-PROCESS_BYTES = 262 << 20
+PROCESS_BYTES = 232 << 20
+
+# A fault maps not a page but the whole folio of the page cache that holds it, and with it others' parts. Where a part
+# ends inside a matrix, so much of the next is mapped, measured on Linux 6.18 (whose folios are as large as the writes
+# that made them, up to 2 MiB).
+_OVERHANG_SHARE, _OVERHANG_BYTES = 1 / 8, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +25,7 @@ class ProcessBytes:
     """Of one worker, when all sequences are full and the largest batch has passed."""
 
     weights: int  # of its shard, mapped from the pack, which other processes may share
+    neighbours: int  # of others' shards, that are mapped along with it; and the embedding, whose rows all read
     kv: int
     scratch: int
     exchange: int  # the arena, which all processes of an engine share
@@ -26,7 +33,7 @@ class ProcessBytes:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.scratch + self.exchange + self.process
+        return self.weights + self.neighbours + self.kv + self.scratch + self.exchange + self.process
 
 
 def process_bytes(
@@ -41,4 +48,29 @@ def process_bytes(
     """Of worker `me`."""
     areas = worker_areas(matrices, config, plan, me, batch, n_threads)
     kv = areas.pop("kv")
-    return ProcessBytes(plan.shards[me].weight_bytes, kv, sum(areas.values()), exchange_bytes, PROCESS_BYTES)
+    neighbours = _neighbour_bytes(matrices, config, plan, me)
+    weights = plan.shards[me].weight_bytes
+    return ProcessBytes(weights, neighbours, kv, sum(areas.values()), exchange_bytes, PROCESS_BYTES)
+
+
+def _neighbour_bytes(matrices: Mapping[str, Matrix], config: ModelConfig, plan: Plan, me: int) -> int:
+    shard = plan.shards[me]
+    total = 0.0 if config.tied_embeddings else float(matrices["token_embd"].n_bytes)
+    heads = (shard.heads[1] - shard.heads[0]) / config.n_heads
+    for role, matrix in matrices.items():
+        layer, _, name = role.partition(".")
+        if not name:
+            continue
+        if name.startswith("attn"):
+            share = heads
+        elif name == "fc1":
+            share = 1 / plan.n_workers
+        else:
+            first, last = shard.neurons[int(layer)]
+            share = (last - first) / padded(config.ffn, NEURON_UNIT)
+        is_cut_by_columns = name == "attn_output" or (name == "ffn_down" and matrix.layout == "tiles")
+        others = (1 - share) * matrix.n_bytes
+        if share > 0:  # a tile's columns lie closer together than a folio is large
+            overhang = min(_OVERHANG_BYTES, matrix.n_bytes * _OVERHANG_SHARE)
+            total += others if is_cut_by_columns else min(others, overhang)
+    return round(total)

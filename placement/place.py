@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +22,7 @@ from hotneuron.placement.worker_areas import BatchSizes
 
 ASSUMED_SHARE = 0.12  # of the neurons, that fire for a token where no statistics say so
 GIB = 1 << 30
+_CORRECTIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,17 @@ def place(
     order, fires = fires_in_order(matrices, config, statistics)
     n_bytes = ModelBytes.of(matrices, config)
     problem = _problem(matrices, config, n_bytes, fires, probe, demand)
-    found = solve(problem)
-    cuts = _cuts(config, fires, n_bytes, found.groups, found.tiles, found.units, demand.n_workers)
-    why = _why(problem, found.groups, found.units, statistics, n_bytes.listed, demand)
-    return evaluate(matrices, config, cuts, order, fires, probe, demand, why)
+    for _ in range(_CORRECTIONS):
+        found = solve(problem)
+        cuts = _cuts(config, fires, n_bytes, found.groups, found.tiles, found.units, demand.n_workers)
+        why = _why(problem, found.groups, found.units, statistics, n_bytes.listed, demand)
+        placed = evaluate(matrices, config, cuts, order, fires, probe, demand, why)
+        # What is mapped along with the hot worker's own parts is not linear in them, so it is seen only now.
+        excess = placed.n_bytes[0].total - (demand.hot_budget_bytes or np.inf)
+        if excess <= 0 or problem.budget_bytes == 0:
+            break
+        problem = replace(problem, budget_bytes=max(0.0, problem.budget_bytes - 1.02 * excess))
+    return placed
 
 
 def evaluate(
@@ -163,7 +171,8 @@ def _fixed_bytes(matrices: Mapping[str, Matrix], config: ModelConfig, demand: De
     cuts = Cuts(((0, config.n_heads), *others), neurons, ((0, 0), *others))
     plan = weigh(matrices, config, cuts, demand.context_tokens, demand.kv_tokens)
     found = process_bytes(matrices, config, plan, 0, demand.batch, demand.n_threads, demand.exchange_bytes)
-    return found.total - found.weights - found.kv
+    embedding = 0 if config.tied_embeddings else matrices["token_embd"].n_bytes
+    return found.total - found.weights - found.kv - found.neighbours + embedding
 
 
 def _cuts(

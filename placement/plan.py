@@ -97,18 +97,20 @@ def kv_token_bytes(config: ModelConfig, shards: tuple[Shard, ...] | None = None)
     return per_head * sum(high - low for low, high in spans)
 
 
-def _weighed(matrices: Mapping[str, Matrix], config: ModelConfig, shard: Shard) -> Shard:
+def _weighed(matrices: Mapping[str, Matrix], config: ModelConfig, shard: Shard, n_workers: int) -> Shard:
     """A shard with the bytes of its matrices (the embedding, of which a token reads a row, aside)."""
     kv_low, kv_high = shard.kv_heads(config)
     head_share = (shard.heads[1] - shard.heads[0]) / config.n_heads
     kv_share = (kv_high - kv_low) / config.n_kv_heads
     neuron_shares = [(last - first) / padded(config.ffn, NEURON_UNIT) for first, last in shard.neurons]
     shares = {"attn_q": head_share, "attn_output": head_share, "attn_k": kv_share, "attn_v": kv_share}
+    shares["fc1"] = 1 / n_workers  # whoever has the neurons
     total = sparse = 0.0
     for role, matrix in matrices.items():
         layer, _, name = role.partition(".")
         if name:
-            n_bytes = matrix.n_bytes * (shares[name] if name in shares else neuron_shares[int(layer)])
+            share = shares[name] if name in shares else neuron_shares[int(layer)]
+            n_bytes = matrix.n_bytes * share
             total += n_bytes
             sparse += n_bytes if matrix.layout in BY_NEURON else 0
     output = matrices["token_embd" if config.tied_embeddings else "output"]
@@ -136,5 +138,7 @@ def weigh(matrices: Mapping[str, Matrix], config: ModelConfig, cuts: Cuts, conte
         raise RequestError(f"context_tokens={context_tokens}: {known}; ask for no more, in multiples of 16")
     by_worker = zip(*cuts.neurons, strict=True)
     parts = zip(cuts.heads, by_worker, cuts.vocab_tiles, strict=True)
-    shards = tuple(_weighed(matrices, config, Shard(heads, neurons, tiles, 0)) for heads, neurons, tiles in parts)
+    shards = tuple(
+        _weighed(matrices, config, Shard(heads, neurons, tiles, 0), len(cuts.heads)) for heads, neurons, tiles in parts
+    )
     return Plan(shards, kv_tokens, context_tokens, kv_tokens * kv_token_bytes(config, shards))
