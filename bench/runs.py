@@ -37,9 +37,13 @@ def hotneuron(path: Path, tests: list[str], threads: int, workers: int, repetiti
 
 def hotneuron_bench(path: Path, threads: int, workers: int, repetitions: int, *flags: str) -> dict[str, Any]:
     """What `hotneuron bench` found. The engine lives only while it is measured."""
-    command = [str(Path(sys.executable).with_name("hotneuron")), "bench", "--json", "-m", str(path)]
-    command += ["--workers", str(workers), "-t", str(threads // (workers + 1)), "-r", str(repetitions)]
-    return _run_json([*command, *flags])
+    team = ("--workers", str(workers), "-t", str(threads // (workers + 1)), "-r", str(repetitions))
+    return hotneuron_json("bench", "-m", str(path), *team, *flags)
+
+
+def hotneuron_json(*arguments: str) -> dict[str, Any]:
+    """What one call of the command line answers."""
+    return _run_json([str(Path(sys.executable).with_name("hotneuron")), *arguments, "--json"])
 
 
 def _sizes(tests: list[str], kind: str) -> list[str]:
