@@ -199,3 +199,21 @@ def test_same_tokens_alone_and_among_others(tmp_path: Path) -> None:
         alone = [engine.ask(request).tokens for request in requests]
         together = engine.ask_all([ask_for(request.prompt, 12) for request in requests])
         assert [answer.tokens for answer in together] == alone
+
+
+def test_100_runs_with_two_workers_give_the_same_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_model(path, pwri=True, type="Q4_0")
+    with local_engine(path, (1, 1), 2, kind="predicted") as engine:
+        answers = {tuple(engine.ask(ask_for(TOKENS, 16)).tokens) for _ in range(100)}
+    assert len(answers) == 1
+
+
+def test_256_greedy_tokens_are_those_of_the_dense_run(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_model(path, type="Q4_0", **RELU)
+    answers = []
+    for kind in ("dense", "gated"):
+        with local_engine(path, (1, 1), kind=kind) as engine:
+            answers.append(engine.ask(ask_for(TOKENS, 256)).tokens)
+    assert answers[0] == answers[1] and len(set(answers[0])) > 3
