@@ -63,7 +63,9 @@ def place_model(
         return None
     if engine_config.split is not None:
         raise RequestError("a split and a plan or a hot budget both say who holds what; give one of them")
-    from hotneuron.placement.place import evaluate, fires_in_order, place
+    from hotneuron.placement.gpu_index import GPUIndex
+    from hotneuron.placement.index_split import split_by_index
+    from hotneuron.placement.place import evaluate, fires_in_order, fires_of, place
     from hotneuron.placement.plan_file import PlanFile
     from hotneuron.placement.probe import probe
 
@@ -73,6 +75,11 @@ def place_model(
         statistics = statistics_or_none(file, config, kind, statistics_path)
         progress("planning", 0, None)
         return place(matrices, config, statistics, probe(progress), wanted)
+    if engine_config.plan_path.suffix == ".gpuidx":
+        index = GPUIndex.load(engine_config.plan_path, config.n_layers, config.ffn)
+        cuts, moved = split_by_index(index, matrices, config, n_workers)
+        fires = fires_of(matrices, config, statistics_or_none(file, config, kind, statistics_path), moved)
+        return evaluate(matrices, config, cuts, moved, fires, probe(progress), wanted)
     plan_file = PlanFile.load(engine_config.plan_path, file, config, n_workers)
     if plan_file.mode != mode.name:
         raise RequestError(

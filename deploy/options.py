@@ -64,7 +64,9 @@ HotBudget = Annotated[
     float | None,
     typer.Option("--hot-budget", "--vram-budget", help="GiB that the hot worker may take; it then follows a plan."),
 ]
-PlanPath = Annotated[Path | None, typer.Option("--plan", help="What `plan -o` wrote; instead of a budget.")]
+PlanPath = Annotated[
+    Path | None, typer.Option("--plan", help="What `plan -o` wrote, or PowerInfer's .gpuidx; instead of a budget.")
+]
 
 Predict = Annotated[
     int,

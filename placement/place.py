@@ -64,12 +64,20 @@ def fires_in_order(
     matrices: Mapping[str, Matrix], config: ModelConfig, statistics: Statistics | None
 ) -> tuple[np.ndarray | None, np.ndarray]:
     """The order of the neurons, and how many are computed for a token, f64 [layers, units], in that order."""
+    is_moved = statistics is not None and matrices["0.ffn_down"].layout != "tiles"
+    order = statistics.order(order_unit(matrices)) if is_moved and statistics is not None else None
+    return order, fires_of(matrices, config, statistics, order)
+
+
+def fires_of(
+    matrices: Mapping[str, Matrix], config: ModelConfig, statistics: Statistics | None, order: np.ndarray | None
+) -> np.ndarray:
+    """How many neurons of each unit are computed for a token, f64 [layers, units], in an order."""
     if matrices["0.ffn_down"].layout == "tiles":
-        return None, unit_fires(np.ones((config.n_layers, config.ffn), np.float32))
+        return unit_fires(np.ones((config.n_layers, config.ffn), np.float32))
     if statistics is None:
-        return None, unit_fires(np.full((config.n_layers, config.ffn), ASSUMED_SHARE, np.float32))
-    order = statistics.order(order_unit(matrices))
-    return order, unit_fires(np.take_along_axis(statistics.fires, order, axis=1))
+        return unit_fires(np.full((config.n_layers, config.ffn), ASSUMED_SHARE, np.float32))
+    return unit_fires(statistics.fires if order is None else np.take_along_axis(statistics.fires, order, axis=1))
 
 
 def place(

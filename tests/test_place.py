@@ -24,6 +24,8 @@ from hotneuron.models.pack_sources import Kind
 from hotneuron.models.pack_table import matrices_of
 from hotneuron.models.pack_writer import ensure_pack
 from hotneuron.placement.budget import process_bytes
+from hotneuron.placement.gpu_index import GPUIndex
+from hotneuron.placement.index_split import split_by_index
 from hotneuron.placement.place import Demand, Placement, place
 from hotneuron.placement.plan_file import PlanFile
 from hotneuron.placement.probe import Probe
@@ -112,6 +114,27 @@ def test_what_is_placed_computes_the_same(model: Path) -> None:
     plain = logits_of(local_engine(model, kind="predicted"), TOKENS)
     moved = logits_of(local_engine(model, kind="predicted", order=found.order, cuts=found.cuts), TOKENS)
     assert np.abs(moved - plain).max() < 1e-3 * plain.std()
+
+
+def test_powerinfers_split_is_reused(model: Path, tmp_path: Path) -> None:
+    rng, path = np.random.default_rng(2), tmp_path / "m.gguf.generated.gpuidx"
+    hot = tuple(np.sort(rng.permutation(FFN)[:n]) for n in (256, 0, FFN))
+    GPUIndex(1 << 30, hot).save(path, FFN)
+    file = GGUFFile.open(model)
+    config = ModelConfig.from_file(file)
+    index = GPUIndex.load(path, LAYERS, FFN)
+    matrices = matrices_of(file, config, "predicted")
+    cuts, order = split_by_index(index, matrices, config, 3)
+    assert [layer[0] for layer in cuts.neurons] == [(0, 256), (0, 0), (0, 832)]
+    assert all(set(order[layer][: len(ids)]) == set(ids) for layer, ids in enumerate(hot))
+    plain = logits_of(local_engine(model, kind="predicted"), TOKENS)
+    moved = logits_of(local_engine(model, kind="predicted", order=order, cuts=cuts), TOKENS)
+    distance = np.abs(moved - plain).max(axis=1) / plain.std()
+    assert np.median(distance) < 1e-4 and distance.max() < 0.02  # a neuron at the predictor's border may turn
+    with pytest.raises(RequestError, match="ffn_down_t"):
+        split_by_index(index, matrices_of(file, config, "dense"), config, 2)
+    with pytest.raises(RequestError, match="--workers 0"):
+        split_by_index(index, matrices, config, 1)
 
 
 def saved(model: Path, path: Path) -> tuple[GGUFFile, ModelConfig, Placement]:
