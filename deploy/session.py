@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotneuron.deploy.console import Steps
+from hotneuron.deploy.console import Steps, note, one_line
 from hotneuron.deploy.options import EngineOptions, parse_split
+from hotneuron.models.errors import StorageError
 
 if TYPE_CHECKING:
     from hotneuron.actors.engine import Engine, EngineConfig
+
+_LIVE_TOKENS = 64  # of a run, from which on it says something about what fires
 
 
 @contextlib.contextmanager
@@ -28,6 +31,8 @@ def engine_for(model: str, options: EngineOptions, *, max_slots: int = 1, **furt
         started = Engine.start(config, on_progress=steps)
     with started as engine:
         yield engine
+        if not further.get("is_profiling"):
+            _keep_live(engine, path)
 
 
 def engine_config_of(path: Path, options: EngineOptions, **further: Any) -> EngineConfig:
@@ -50,3 +55,24 @@ def engine_config_of(path: Path, options: EngineOptions, **further: Any) -> Engi
         plan_path=options.plan,
         **further,
     )
+
+
+def _keep_live(engine: Engine, path: Path) -> None:
+    """Leave what fired in this run, if it was enough to plan by, for `plan --from-live`."""
+    if engine.mode.name == "dense":
+        return
+    import numpy as np
+
+    from hotneuron.models.gguf_file import GGUFFile
+    from hotneuron.placement.statistics import Statistics, live_path
+
+    seen = engine.activity()
+    if (n_tokens := int(seen.tokens.max(initial=0))) < _LIVE_TOKENS:
+        return
+    file = GGUFFile.open(path)
+    fires, adds = ((counts / n_tokens).astype(np.float32) for counts in (seen.fires, seen.adds))
+    found = Statistics(file.content_key(), n_tokens, np.minimum(fires, 1), adds, seen.histogram)
+    try:
+        found.save(live_path(file))
+    except StorageError as error:  # the answer was given; what is lost is a proposal
+        note(f"hotneuron: what fired is not kept: {one_line(error)}")

@@ -143,6 +143,12 @@ def default_path(file: GGUFFile) -> Path:
     return cache_folder() / "statistics" / f"{file.path.stem[:60]}-{file.content_key()[:20]}.npz"
 
 
+def live_path(file: GGUFFile) -> Path:
+    """Where an engine leaves what fired in its last run, for `plan --from-live`."""
+    usual = default_path(file)
+    return usual.with_name(f"{usual.stem}.live.npz")
+
+
 def _from_folder(file: GGUFFile, config: ModelConfig, folder: Path) -> Statistics:
     """PowerInfer's counts. It does not say of how many tokens: the most frequent neuron is taken to fire for all."""
     from hotneuron.placement.activation_folder import load_activation_folder

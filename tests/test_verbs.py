@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hotneuron.actors.messages import Chunk, Request, SamplingParams
-from hotneuron.deploy import bench, chat, console, options, perplexity
+from hotneuron.deploy import bench, chat, console, options, perplexity, plan
 from hotneuron.deploy.console import one_line
 from hotneuron.models.errors import RequestError
 
@@ -176,3 +177,18 @@ def test_chat_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 def test_message_that_does_not_fit_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = converse(monkeypatch, ["one", "too long", "two"])
     assert contents(engine.asked[-1]) == ["Be brief.", "one", "one!", "two"]
+
+
+def test_a_plan_from_live_is_compared_with_the_one_before() -> None:
+    def placed(hot: list[int], order: list[list[int]]) -> Any:
+        shard = SimpleNamespace(neurons=[(0, n) for n in hot])
+        return SimpleNamespace(plan=SimpleNamespace(shards=[shard]), order=np.array(order))
+
+    live = np.array([[0.0, 0.9, 0.1, 0.0], [0.5, 0.5, 0.0, 0.0]], np.float32)
+    before = placed([2, 1], [[0, 1, 2, 3], [0, 1, 2, 3]])
+    now = placed([2, 1], [[1, 2, 0, 3], [1, 0, 2, 3]])
+    found = plan.compare(now, before, live)
+    assert found["moved_neurons"] == 2 and found["kept_share"] == pytest.approx(1 / 3)
+    assert found["before_hot_work_share"] == pytest.approx(1.4 / 2) and found["hot_work_share"] == pytest.approx(
+        1.5 / 2
+    )
