@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +17,7 @@ from hotneuron.actors.team import RayTeam
 
 if TYPE_CHECKING:
     from hotneuron.actors.activity import Activity
-    from hotneuron.actors.engine import EngineConfig
-    from hotneuron.models.model_config import ModelConfig
-    from hotneuron.models.sparse_mode import SparseMode
-    from hotneuron.placement.plan import Cuts
+    from hotneuron.actors.preparation import Launch
 
 
 @dataclass(slots=True)
@@ -44,25 +40,11 @@ class DriverActor:
         self._team = RayTeam(n_workers, n_threads, group, worker_cpus)
         self._clients: dict[str, _Client] = {}
 
-    async def start(
-        self,
-        engine_config: EngineConfig,
-        config: ModelConfig,
-        mode: SparseMode,
-        pack_path: Path,
-        cuts: Cuts | None,
-    ) -> None:
+    async def start(self, launch: Launch) -> None:
         """Brings every worker to its first command. Raises EngineError, and the errors of the model's file."""
-        await asyncio.to_thread(self._start, engine_config, config, mode, pack_path, cuts)
+        await asyncio.to_thread(self._start, launch)
 
-    def _start(
-        self,
-        engine_config: EngineConfig,
-        config: ModelConfig,
-        mode: SparseMode,
-        pack_path: Path,
-        cuts: Cuts | None,
-    ) -> None:
+    def _start(self, launch: Launch) -> None:
         from hotneuron.actors.driver import Driver
         from hotneuron.actors.exchange import Exchange
         from hotneuron.actors.kv_blocks import KVBlocks
@@ -72,11 +54,12 @@ class DriverActor:
         from hotneuron.models.pack import Pack
         from hotneuron.models.tokenizer import Tokenizer
 
-        self._pack, self._config = Pack(pack_path), config
-        self._plan, arena = lay_out(self._pack, config, mode, engine_config, self._team.n_workers, cuts)
+        engine_config, config = launch.engine_config, launch.config
+        self._pack, self._config = Pack(launch.pack_path), config
+        self._plan, arena = lay_out(self._pack, launch, self._team.n_workers)
         memory_ref = ray.put(np.zeros(arena.n_bytes, np.uint8))
         self._exchange = exchange = Exchange(ray.get(memory_ref), arena)
-        self._team.connect((pack_path, config, self._plan), exchange, memory_ref)
+        self._team.connect((launch.pack_path, config, self._plan), exchange, memory_ref)
         file = GGUFFile.open(engine_config.model_path)
         tokenizer = Tokenizer.from_metadata(file.metadata, str(file.path), decode_only=True)
         scheduler = Scheduler(

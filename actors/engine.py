@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -12,22 +11,20 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hotneuron.actors import private_ray
 from hotneuron.actors.activity import Activity
 from hotneuron.actors.client import Client
 from hotneuron.actors.messages import Chunk, Request, SamplingParams
-from hotneuron.actors.preparation import ensure, kind_of, place_model, store_bytes
+from hotneuron.actors.preparation import Launch, ensure, kind_of, place_model, store_bytes
+from hotneuron.kernels import cpu
 from hotneuron.models.chat_template import ChatTemplate
 from hotneuron.models.errors import EngineError, RequestError
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.sparse_mode import SparseMode, sparse_mode
 from hotneuron.models.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from hotneuron.placement.plan import Cuts
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -70,7 +67,7 @@ class EngineConfig:
 
     def team(self) -> tuple[int, int]:
         """Workers and threads of each: by default one hot and one cold worker that share this machine's cores."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = cpu.usable_cores()
         n_workers = 1 + (self.workers if self.workers is not None else (1 if cores > 1 else 0))
         if self.split is not None and len(self.split) != n_workers:
             if self.workers is not None:
@@ -122,7 +119,7 @@ class Engine:
             progress("starting actors", 0, None)
             worker_cpus = 1 if hold.is_private else n_threads
             driver, group = _create_driver(n_workers, n_threads, worker_cpus)
-            _start_driver(driver, engine_config, config, mode, packed, cuts)
+            _start_driver(driver, Launch(engine_config, config, mode, packed, cuts))
             tokenizer, chat_template = texts.result()
         except BaseException:
             hold.release()
@@ -258,18 +255,11 @@ def _create_driver(n_workers: int, n_threads: int, worker_cpus: int) -> tuple[An
     return driver, group
 
 
-def _start_driver(
-    driver: Any,
-    engine_config: EngineConfig,
-    config: ModelConfig,
-    mode: SparseMode,
-    pack_path: Path,
-    cuts: Cuts | None,
-) -> None:
+def _start_driver(driver: Any, launch: Launch) -> None:
     import ray
 
     try:
-        ray.get(driver.start.remote(engine_config, config, mode, pack_path, cuts), timeout=300)
+        ray.get(driver.start.remote(launch), timeout=300)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,17 @@ KV_BUDGET_BYTES = 2 << 30  # what the default number of sequences may take; one 
 LOGIT_ROWS = 32
 SAFE_SIGNS = -1.0  # the score of `kernels.signs` that nearly all neurons that fire reach
 _STORE_BYTES = 32 << 20  # of the object store, beside the arena's rows: tables, messages
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a driver starts from."""
+
+    engine_config: EngineConfig
+    config: ModelConfig
+    mode: SparseMode
+    pack_path: Path
+    cuts: Cuts | None  # None: equal shares, or the split asked for
 
 
 def kind_of(mode: SparseMode, engine_config: EngineConfig) -> Kind:
@@ -126,14 +137,13 @@ def ensure(
     return pack_path
 
 
-def lay_out(
-    pack: Pack, config: ModelConfig, mode: SparseMode, engine_config: EngineConfig, n_workers: int, cuts: Cuts | None
-) -> tuple[Plan, Arena]:
+def lay_out(pack: Pack, launch: Launch, n_workers: int) -> tuple[Plan, Arena]:
     """Deal out the work, by cuts or else by shares. Raises RequestError (a split that makes no sense)."""
     from hotneuron.placement.plan import cut_by, weigh
 
+    engine_config, config, mode = launch.engine_config, launch.config, launch.mode
     context, kv_tokens = _context(config, engine_config)
-    cuts = cuts or cut_by(config, engine_config.split or (1.0,) * n_workers)
+    cuts = launch.cuts or cut_by(config, engine_config.split or (1.0,) * n_workers)
     plan = weigh(pack.matrices, config, cuts, context, kv_tokens)
     plan = replace(plan, thresholds=_thresholds(config, mode, engine_config))
     return plan, _arena(config, n_workers, context, engine_config, kind_of(mode, engine_config) != "dense")

@@ -8,14 +8,12 @@ from __future__ import annotations
 import argparse
 import mmap
 import statistics
-import threading
-import time
-from collections.abc import Callable
 
 import numpy as np
 
 from hotneuron.kernels.jit import njit
 from hotneuron.kernels.simd import fma, load_f32, splat, store_f32
+from hotneuron.placement.probe import seconds_together
 
 GIB = 1 << 30
 _HUGE_PAGE_BYTES = 2 << 20
@@ -51,26 +49,7 @@ def read_gb_s(threads: int, size_bytes: int = GIB, repetitions: int = 5) -> list
         _read(start + me * part, part, sums[me].ctypes.data)
 
     read(0)
-    return [threads * part / _together(threads, read) / 1e9 for _ in range(repetitions)]
-
-
-def _together(threads: int, function: Callable[[int], None]) -> float:
-    """Seconds from the first thread's start to the last one's end."""
-    ready = threading.Barrier(threads)
-    spans = []
-
-    def body(me: int) -> None:
-        ready.wait()
-        start_s = time.perf_counter()
-        function(me)
-        spans.append((start_s, time.perf_counter()))
-
-    team = [threading.Thread(target=body, args=(me,)) for me in range(threads)]
-    for thread in team:
-        thread.start()
-    for thread in team:
-        thread.join()
-    return max(end for _, end in spans) - min(start for start, _ in spans)
+    return [threads * part / seconds_together(threads, read) / 1e9 for _ in range(repetitions)]
 
 
 if __name__ == "__main__":

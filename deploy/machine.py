@@ -28,7 +28,9 @@ def describe() -> dict[str, Any]:
 
 def usable_cores() -> int:
     """Cores that this process may run on; containers and taskset allow fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    from hotneuron.kernels import cpu
+
+    return cpu.usable_cores()
 
 
 def version_of(distribution: str) -> str | None:

@@ -52,6 +52,11 @@ def best_path() -> str:
     return "avx2" if _AVX2 <= features() else "portable"
 
 
+def usable_cores() -> int:
+    """Cores that this process may run on; containers and taskset allow fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @cache
 def path() -> str:
     """The instruction path in use: HOTNEURON_SIMD, or the best that the processor has."""

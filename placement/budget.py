@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hotneuron.kernels.formats import padded
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.pack import Matrix
-from hotneuron.placement.plan import NEURON_UNIT, Plan
+from hotneuron.placement.plan import Plan, matrix_share
 from hotneuron.placement.worker_areas import BatchSizes, worker_areas
 
 # A worker's process before it has a model: Python, Ray, Numba and the compiled program.
@@ -56,18 +55,11 @@ def process_bytes(
 def _neighbour_bytes(matrices: Mapping[str, Matrix], config: ModelConfig, plan: Plan, me: int) -> int:
     shard = plan.shards[me]
     total = 0.0 if config.tied_embeddings else float(matrices["token_embd"].n_bytes)
-    heads = (shard.heads[1] - shard.heads[0]) / config.n_heads
     for role, matrix in matrices.items():
         layer, _, name = role.partition(".")
         if not name:
             continue
-        if name.startswith("attn"):
-            share = heads
-        elif name == "fc1":
-            share = 1 / plan.n_workers
-        else:
-            first, last = shard.neurons[int(layer)]
-            share = (last - first) / padded(config.ffn, NEURON_UNIT)
+        share = matrix_share(shard, config, int(layer), name, plan.n_workers)
         is_cut_by_columns = name == "attn_output" or (name == "ffn_down" and matrix.layout == "tiles")
         others = (1 - share) * matrix.n_bytes
         if share > 0:  # a tile's columns lie closer together than a folio is large

@@ -14,6 +14,7 @@ from hotneuron.models.pack import Matrix
 from hotneuron.placement.gpu_index import GPUIndex
 from hotneuron.placement.place import order_unit
 from hotneuron.placement.plan import NEURON_UNIT, Cuts, cut_by, deal
+from hotneuron.placement.worker_areas import is_sparse
 
 
 def split_by_index(
@@ -24,7 +25,7 @@ def split_by_index(
     Of each layer whole units of neurons are hot: an index whose number is not a multiple of 64 is rounded down.
     Raises RequestError where neurons cannot be moved one by one, or there is no cold worker.
     """
-    if matrices["0.ffn_down"].layout == "tiles" or order_unit(matrices) > 1:
+    if not is_sparse(matrices) or order_unit(matrices) > 1:
         raise RequestError(
             "a GPU index moves single neurons; this needs a file with ffn_down_t that does not run dense"
         )

@@ -18,7 +18,7 @@ from hotneuron.placement.plan import NEURON_UNIT, Cuts, Plan, Range, deal, kv_to
 from hotneuron.placement.probe import Probe
 from hotneuron.placement.solver import Problem, solve
 from hotneuron.placement.statistics import Statistics
-from hotneuron.placement.worker_areas import BatchSizes
+from hotneuron.placement.worker_areas import BatchSizes, is_sparse
 
 ASSUMED_SHARE = 0.12  # of the neurons, that fire for a token where no statistics say so
 GIB = 1 << 30
@@ -42,9 +42,7 @@ class Demand:
 class Placement:
     plan: Plan
     cuts: Cuts
-    order: (
-        np.ndarray | None
-    )  # int64 [layers, ffn]: the file's neurons, those that fire most first; None: as in the file
+    order: np.ndarray | None  # int64 [layers, ffn]: the file's neurons, most active first; None: as in the file
     n_bytes: tuple[ProcessBytes, ...]  # of each worker
     cost: StepCost
     hot_work_share: float  # of the neurons that are computed, those on the hot worker
@@ -64,8 +62,7 @@ def fires_in_order(
     matrices: Mapping[str, Matrix], config: ModelConfig, statistics: Statistics | None
 ) -> tuple[np.ndarray | None, np.ndarray]:
     """The order of the neurons, and how many are computed for a token, f64 [layers, units], in that order."""
-    is_moved = statistics is not None and matrices["0.ffn_down"].layout != "tiles"
-    order = statistics.order(order_unit(matrices)) if is_moved and statistics is not None else None
+    order = statistics.order(order_unit(matrices)) if statistics is not None and is_sparse(matrices) else None
     return order, fires_of(matrices, config, statistics, order)
 
 
@@ -73,7 +70,7 @@ def fires_of(
     matrices: Mapping[str, Matrix], config: ModelConfig, statistics: Statistics | None, order: np.ndarray | None
 ) -> np.ndarray:
     """How many neurons of each unit are computed for a token, f64 [layers, units], in an order."""
-    if matrices["0.ffn_down"].layout == "tiles":
+    if not is_sparse(matrices):
         return unit_fires(np.ones((config.n_layers, config.ffn), np.float32))
     if statistics is None:
         return unit_fires(np.full((config.n_layers, config.ffn), ASSUMED_SHARE, np.float32))

@@ -97,20 +97,26 @@ def kv_token_bytes(config: ModelConfig, shards: tuple[Shard, ...] | None = None)
     return per_head * sum(high - low for low, high in spans)
 
 
+def matrix_share(shard: Shard, config: ModelConfig, layer: int, name: str, n_workers: int) -> float:
+    """Share of a layer's matrix that a shard holds."""
+    if name in ("attn_k", "attn_v"):
+        low, high = shard.kv_heads(config)
+        return (high - low) / config.n_kv_heads
+    if name in ("attn_q", "attn_output"):
+        return (shard.heads[1] - shard.heads[0]) / config.n_heads
+    if name == "fc1":  # whoever has the neurons
+        return 1 / n_workers
+    first, last = shard.neurons[layer]
+    return (last - first) / padded(config.ffn, NEURON_UNIT)
+
+
 def _weighed(matrices: Mapping[str, Matrix], config: ModelConfig, shard: Shard, n_workers: int) -> Shard:
     """A shard with the bytes of its matrices (the embedding, of which a token reads a row, aside)."""
-    kv_low, kv_high = shard.kv_heads(config)
-    head_share = (shard.heads[1] - shard.heads[0]) / config.n_heads
-    kv_share = (kv_high - kv_low) / config.n_kv_heads
-    neuron_shares = [(last - first) / padded(config.ffn, NEURON_UNIT) for first, last in shard.neurons]
-    shares = {"attn_q": head_share, "attn_output": head_share, "attn_k": kv_share, "attn_v": kv_share}
-    shares["fc1"] = 1 / n_workers  # whoever has the neurons
     total = sparse = 0.0
     for role, matrix in matrices.items():
         layer, _, name = role.partition(".")
         if name:
-            share = shares[name] if name in shares else neuron_shares[int(layer)]
-            n_bytes = matrix.n_bytes * share
+            n_bytes = matrix.n_bytes * matrix_share(shard, config, int(layer), name, n_workers)
             total += n_bytes
             sparse += n_bytes if matrix.layout in BY_NEURON else 0
     output = matrices["token_embd" if config.tied_embeddings else "output"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +61,7 @@ class Probe:
 
 def probe(progress: Callable[[str, int, int | None], None], again: bool = False) -> Probe:
     """This machine's, measured once (seconds) and then kept in the cache."""
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = cpu.usable_cores()
     path = cpu.cache_folder() / "probe" / f"{cpu.source_key()}-{threads}.json"
     if path.exists() and not again:
         return Probe.load(path)
@@ -84,15 +84,20 @@ def _measure(threads: int) -> Probe:
     for name, run, n_bytes in (("tiles", stream.tiles, stream.tile_bytes), ("rows", stream.rows, stream.row_bytes)):
         for count, which in ((1, "alone"), (threads, "together")):
             run(0, 1)  # compiled, and its scratch touched
-            spans = [_together(count, lambda me, run=run, count=count: run(me, count)) for _ in range(_REPETITIONS)]  # type: ignore[misc]
+            part = partial(_part, run, count)
+            spans = [seconds_together(count, part) for _ in range(_REPETITIONS)]
             rates[f"{name}_{which}_bytes_per_s"] = n_bytes / float(np.median(spans))
     meeting = kernels.Meeting(threads)
     meeting.run(0, 1)
-    barrier_s = _together(threads, lambda me: meeting.run(me, _BARRIERS)) / _BARRIERS
+    barrier_s = seconds_together(threads, lambda me: meeting.run(me, _BARRIERS)) / _BARRIERS
     return Probe(threads, **rates, barrier_us=max(barrier_s * 1e6, 0.01), norm_ns_per_float=kernels.norm_ns(_COLUMNS))
 
 
-def _together(threads: int, function: Callable[[int], None]) -> float:
+def _part(run: Callable[[int, int], None], count: int, me: int) -> None:
+    run(me, count)
+
+
+def seconds_together(threads: int, function: Callable[[int], None]) -> float:
     """Seconds from the first thread's start to the last one's end."""
     ready = threading.Barrier(threads)
     spans: list[tuple[float, float]] = []

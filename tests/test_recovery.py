@@ -16,7 +16,7 @@ from hotneuron.kernels.sync import ABORTED, LATE, OK
 from hotneuron.models.errors import EngineError, RequestError
 
 SAMPLED = SamplingParams(temperature=1.2, top_k=0, top_p=1, min_p=0, seed=5, logprobs=2, repeat_penalty=1.1)
-SHAPES = [(5, 300), (40, 200), (130, 250), (1, 300), (77, 120)]
+SHAPES = [(5, 480), (40, 200), (130, 250), (1, 300), (77, 120)]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_workers_leave_at_random_moments(model_path: Path, undisturbed: list[obj
             engine.exchange.abort()
         for answer in answers:
             answer.wait()
-        assert engine.team.n_starts > 1  # a fast machine is done before the later ones
+        assert engine.team.n_starts > 2
         found = [(answer.tokens, answer.text, answer.logprobs, answer.finish_reason) for answer in answers]
     assert found == undisturbed
     engine.scheduler.check_integrity()
