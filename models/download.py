@@ -192,9 +192,11 @@ def _pip_download(source: WheelFile, work: Path, on_progress: OnProgress) -> Pat
 
 def _largest_wheel_bytes(work: Path) -> int:
     sizes = [0]
-    for path in work.rglob("*.whl"):
-        with contextlib.suppress(OSError):  # pip moves it when it is done
-            sizes.append(path.stat().st_size)
+    for folder, _, names in os.walk(work):  # unlike rglob, passes over a folder that pip removes meanwhile
+        for name in names:
+            with contextlib.suppress(OSError):  # pip moves it when it is done
+                if name.endswith(".whl"):
+                    sizes.append(os.stat(os.path.join(folder, name)).st_size)
     return max(sizes)
 
 

