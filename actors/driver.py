@@ -37,6 +37,9 @@ class Team(Protocol):
     def start(self) -> None:
         """Bring every worker to its first command, replacing those that died. Raises EngineError."""
 
+    def leave(self) -> None:
+        """After an abort of the exchange: wait until no worker runs, but for lost ones."""
+
     def has_dead(self) -> bool:
         """Whether a worker's process has ended."""
 
@@ -88,6 +91,15 @@ class Driver:
         future: Future[np.ndarray] = Future()
         job = partial(self._resolve, future, compute)
         self._inbox.put(lambda: self._idle_jobs.append(job))
+        return future
+
+    def replan(self, move: Callable[[], None], undo: Callable[[], None]) -> Future[None]:
+        """Between two leases: let the workers leave, `move` what they hold, start them; streams go on where they were.
+
+        If they do not start after it, `undo` and the start after that are as after a loss, and the future raises.
+        """
+        future: Future[None] = Future()
+        self._inbox.put(partial(self._replan, move, undo, future))
         return future
 
     def stop(self) -> None:
@@ -219,6 +231,22 @@ class Driver:
             self._scheduler.reset_after_loss()
         except EngineError as error:
             self._fail(str(error))
+
+    def _replan(self, move: Callable[[], None], undo: Callable[[], None], future: Future[None]) -> None:
+        if self._failure is not None:
+            return future.set_exception(EngineError(self._failure))
+        self._exchange.abort()
+        self._team.leave()
+        try:
+            move()
+            self._team.start()
+        except HotneuronError as error:
+            undo()
+            self._recover()
+            future.set_exception(error)
+        else:
+            self._scheduler.reset_after_loss()
+            future.set_result(None)
 
     def _fail(self, why: str) -> None:
         """End every request, and refuse those that come."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,12 @@ from hotneuron.actors.messages import Chunk, Request
 from hotneuron.actors.team import RayTeam
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hotneuron.actors.activity import Activity
     from hotneuron.actors.preparation import Launch
+    from hotneuron.models.pack import Pack
+    from hotneuron.placement.plan import Plan
 
 
 @dataclass(slots=True)
@@ -39,6 +44,7 @@ class DriverActor:
         # The workers' processes start while this one still imports.
         self._team = RayTeam(n_workers, n_threads, group, worker_cpus)
         self._clients: dict[str, _Client] = {}
+        self._activity_before: Activity | None = None  # what fired before the last replanning
 
     async def start(self, launch: Launch) -> None:
         """Brings every worker to its first command. Raises EngineError, and the errors of the model's file."""
@@ -55,7 +61,7 @@ class DriverActor:
         from hotneuron.models.tokenizer import Tokenizer
 
         engine_config, config = launch.engine_config, launch.config
-        self._pack, self._config = Pack(launch.pack_path), config
+        self._path, self._pack, self._config = launch.pack_path, Pack(launch.pack_path), config
         self._plan, arena = lay_out(self._pack, launch, self._team.n_workers)
         memory_ref = ray.put(np.zeros(arena.n_bytes, np.uint8))
         self._exchange = exchange = Exchange(ray.get(memory_ref), arena)
@@ -133,14 +139,46 @@ class DriverActor:
         ]
         return {"workers": workers, "plan": asdict(self._plan), "stats": self._driver.stats()}
 
+    async def replan(self, launch: Launch) -> None:
+        """Give the workers the shards of another pack and other cuts; streams go on where they were.
+
+        Raises EngineError where the workers cannot start with them: then they hold what they held before.
+        """
+        await asyncio.wrap_future(await asyncio.to_thread(self._replan, launch))
+
+    def _replan(self, launch: Launch) -> Future[None]:
+        from hotneuron.actors.preparation import lay_out
+        from hotneuron.models.pack import Pack
+
+        pack = Pack(launch.pack_path)
+        plan, arena = lay_out(pack, launch, self._team.n_workers)
+        assert arena == self._exchange.arena
+        before = self._path, self._pack, self._plan
+
+        def move() -> None:
+            if arena.neurons:
+                self._activity_before = self._activity()
+                self._exchange.clear_activity()
+            self._hold(launch.pack_path, pack, plan)
+
+        return self._driver.replan(move, lambda: self._hold(*before))
+
+    def _hold(self, path: Path, pack: Pack, plan: Plan) -> None:
+        self._path, self._pack, self._plan = path, pack, plan
+        self._team.hold((path, self._config, plan))
+
     async def activity(self) -> Activity:
         """What has fired so far, by the neurons of the model's file. Raises RequestError where all are computed."""
+        return self._activity()
+
+    def _activity(self) -> Activity:
         from hotneuron.actors.activity import Activity
         from hotneuron.models.errors import RequestError
 
         if not self._exchange.arena.neurons:
             raise RequestError("all neurons of this model are computed, so nothing is counted; see --sparse")
-        return Activity.of(self._exchange.activity(), self._pack, self._config.ffn)
+        now = Activity.of(self._exchange.activity(), self._pack, self._plan, self._config.ffn)
+        return now if self._activity_before is None else self._activity_before + now
 
     async def breakdown(self) -> list[dict[str, float]]:
         """Seconds that each worker's first thread spent in each phase."""

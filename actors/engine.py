@@ -11,10 +11,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotneuron.actors import private_ray
 from hotneuron.actors.activity import Activity
+from hotneuron.actors.adaptation import adapt
 from hotneuron.actors.client import Client
 from hotneuron.actors.messages import Chunk, Request, SamplingParams
 from hotneuron.actors.preparation import Launch, ensure, kind_of, place_model, store_bytes
@@ -25,6 +26,9 @@ from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
 from hotneuron.models.sparse_mode import SparseMode, sparse_mode
 from hotneuron.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from hotneuron.placement.place import Placement
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -82,6 +86,7 @@ class Engine:
 
     def __init__(
         self,
+        engine_config: EngineConfig,
         config: ModelConfig,
         mode: SparseMode,
         tokenizer: Tokenizer,
@@ -90,6 +95,7 @@ class Engine:
         group: Any,
         hold: private_ray.Hold,
     ):
+        self._engine_config = engine_config
         self.config, self.mode, self.tokenizer, self.chat_template = config, mode, tokenizer, chat_template
         self._driver, self._group, self._hold = driver, group, hold
         self._client = Client(driver)
@@ -124,7 +130,7 @@ class Engine:
         except BaseException:
             hold.release()
             raise
-        return cls(config, mode, tokenizer, chat_template, driver, group, hold)
+        return cls(engine_config, config, mode, tokenizer, chat_template, driver, group, hold)
 
     def __enter__(self) -> Engine:
         return self
@@ -172,6 +178,17 @@ class Engine:
     def activity(self) -> Activity:
         """What has fired since the engine began. Raises RequestError where all neurons are computed."""
         return self._get(self._driver.activity.remote())
+
+    def replan(self, plan_path: Path | None = None, on_progress: Progress | None = None) -> Placement:
+        """Deal neurons anew among the running workers, by what has fired so far or by a plan; streams go on.
+
+        Raises RequestError (too little was seen, a plan of another model), EngineError (all is as it was then).
+        """
+        progress = on_progress or (lambda *_: None)
+        adaptation = adapt(self.config, self.mode, self._engine_config, self.activity, plan_path, progress)
+        progress("moving neurons", 0, None)
+        self._get(self._driver.replan.remote(adaptation.launch))
+        return adaptation.placement
 
     def breakdown(self) -> list[dict[str, float]]:
         """Seconds that the first thread of each worker spent in each phase so far; needs `is_traced`."""

@@ -179,6 +179,15 @@ class Exchange:
             histogram,
         )
 
+    def clear_activity(self) -> None:
+        """Count from zero, as when neurons change their places. NOTE only while no worker runs."""
+        a = self.arena
+        self._array(a.layer_counts, a.n_workers * a.n_layers * A.LINE // 8, np.int64)[:] = 0
+        if a.has_histogram:
+            self._array(a.histogram, a.n_workers * a.n_layers * BINS, np.int64)[:] = 0
+        self._array(a.fires, a.n_layers * a.neurons)[:] = 0
+        self._array(a.adds, a.n_layers * a.neurons, np.float32)[:] = 0
+
     def trace_ns(self) -> np.ndarray:
         """int64 [worker][phase] since the engine began, zeros where it is not traced; phases as in `fields.PHASES`."""
         if not self.arena.is_traced:

@@ -38,13 +38,17 @@ class WorkerActor:
 
         self._me, self._n_threads = me, n_threads
         self._worker: Worker | None = None
+        self._shard_of: ShardOf | None = None
         compile_program()
 
     def start(self, shard_of: ShardOf, memory: Any, arena: Arena, nonce: int) -> dict[str, int]:
         from hotneuron.actors.worker import Worker
 
-        if self._worker is None:
-            self._worker = Worker(*shard_of, self._me, self._n_threads)
+        if self._worker is not None and not self._worker.join(LEAVE_S):
+            raise EngineError("a worker does not leave its step")
+        if self._worker is None or self._shard_of != shard_of:
+            self._worker = None  # its memory goes before the next one's is taken
+            self._worker, self._shard_of = Worker(*shard_of, self._me, self._n_threads), shard_of
         self._worker.start(memory, arena, nonce)
         return self._worker.describe()
 
@@ -73,7 +77,12 @@ class RayTeam:
 
     def connect(self, shard_of: ShardOf, exchange: Exchange, memory_ref: Any) -> None:
         """What the workers compute, and where they meet. Before `start`."""
-        self._shard_of, self._exchange, self._memory_ref = shard_of, exchange, memory_ref
+        self._exchange, self._memory_ref = exchange, memory_ref
+        self.hold(shard_of)
+
+    def hold(self, shard_of: ShardOf) -> None:
+        """From the next start on, the workers hold these shards."""
+        self._shard_of = shard_of
 
     def _create(self, me: int) -> Any:
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=me + 1)
@@ -83,8 +92,7 @@ class RayTeam:
     def start(self) -> None:
         exchange = self._exchange
         assert exchange is not None
-        if self._serving:
-            self._replace_lost()
+        self._replace_lost()
         exchange.reset()
         try:
             where = self._memory_ref, exchange.arena, exchange.nonce
@@ -100,19 +108,31 @@ class RayTeam:
 
     def _replace_lost(self) -> None:
         """Everyone has left the step, or is replaced."""
-        ray.wait(self._serving, num_returns=len(self._serving), timeout=LEAVE_S)
+        self.leave()
+        dead = self._dead()
         for me, serving in enumerate(self._serving):
             try:
                 ray.get(serving, timeout=0)
+                has_left = self._pidfds[me] not in dead
             except ray.exceptions.RayError:
+                has_left = False
+            if not has_left:
                 ray.kill(self._actors[me])
                 self._actors[me] = self._create(me)
 
+    def leave(self) -> None:
+        if self._serving:
+            ray.wait(self._serving, num_returns=len(self._serving), timeout=LEAVE_S)
+
     def has_dead(self) -> bool:
+        return bool(self._dead())
+
+    def _dead(self) -> set[int]:
+        """Of `_pidfds`, those whose process has ended."""
         poll = select.poll()
         for fd in self._pidfds:
             poll.register(fd, select.POLLIN)
-        return bool(poll.poll(0))
+        return {fd for fd, _ in poll.poll(0)}
 
     def describe(self) -> list[dict[str, int]]:
         return self._workers

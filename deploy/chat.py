@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hotneuron.deploy import options as opt
 from hotneuron.deploy.console import note, one_line
-from hotneuron.models.errors import RequestError
+from hotneuron.models.errors import HotneuronError, RequestError
 
 if TYPE_CHECKING:
     from hotneuron.actors.engine import Engine
@@ -20,6 +21,7 @@ _HELP = """/help           this list
 /regen          answer the last message again
 /reset          forget the conversation
 /system [TEXT]  set or remove the system message, and forget the conversation
+/replan [FILE]  deal the neurons anew, by what has fired so far or by a plan
 /exit           leave (so does Ctrl-D); Ctrl-C stops an answer"""
 
 
@@ -103,6 +105,8 @@ class Conversation:
             self._system = rest.strip() or None
             self._messages.clear()
             note("(system message set, conversation forgotten)" if self._system else "(no system message now)")
+        elif name == "/replan":
+            self._replan(rest.strip())
         elif name == "/regen":
             if self._messages and self._messages[-1]["role"] == "assistant":
                 self._messages.pop()
@@ -110,6 +114,18 @@ class Conversation:
                 self._answer()
         else:
             note(_HELP if name == "/help" else f"{name} is not a command\n{_HELP}")
+
+    def _replan(self, plan: str) -> None:
+        from hotneuron.deploy.console import Steps
+
+        try:
+            before = self._engine.activity().hot_work_share()
+            with Steps() as steps:
+                placed = self._engine.replan(Path(plan) if plan else None, steps)
+        except HotneuronError as error:
+            note(f"hotneuron: error: {one_line(error)}")
+            return
+        note(f"(the hot worker has {placed.hot_work_share:.1%} of the neurons that fire; it had {before:.1%})")
 
     def _answer(self) -> None:
         from dataclasses import replace

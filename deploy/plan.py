@@ -74,7 +74,12 @@ def plan(
     if output is not None:
         kind = kind_of(mode, engine_config)
         has_statistics = statistics_or_none(file, config, kind, options.statistics) is not None
-        statistics = str((options.statistics or default_path(file)).absolute()) if has_statistics else None
+        used = (options.statistics or default_path(file)).absolute()
+        if from_live and has_statistics:  # the next run leaves others there, and the plan counts by these
+            kept = output.absolute().with_suffix(".npz")
+            Statistics.load(used).save(kept)
+            used = kept
+        statistics = str(used) if has_statistics else None
         PlanFile(file.content_key(), mode.name, statistics, placed.cuts).save(output, facts)
     if figure is not None:
         draw_plan(placed, figure, title=path.stem)

@@ -14,8 +14,6 @@ from hotneuron.models.errors import StorageError
 if TYPE_CHECKING:
     from hotneuron.actors.engine import Engine, EngineConfig
 
-_LIVE_TOKENS = 64  # of a run, from which on it says something about what fires
-
 
 @contextlib.contextmanager
 def engine_for(model: str, options: EngineOptions, *, max_slots: int = 1, **further: Any) -> Iterator[Engine]:
@@ -61,18 +59,15 @@ def _keep_live(engine: Engine, path: Path) -> None:
     """Leave what fired in this run, if it was enough to plan by, for `plan --from-live`."""
     if engine.mode.name == "dense":
         return
-    import numpy as np
-
+    from hotneuron.actors.activity import ENOUGH_TOKENS
     from hotneuron.models.gguf_file import GGUFFile
-    from hotneuron.placement.statistics import Statistics, live_path
+    from hotneuron.placement.statistics import live_path
 
     seen = engine.activity()
-    if (n_tokens := int(seen.tokens.max(initial=0))) < _LIVE_TOKENS:
+    if seen.n_tokens < ENOUGH_TOKENS:
         return
     file = GGUFFile.open(path)
-    fires, adds = ((counts / n_tokens).astype(np.float32) for counts in (seen.fires, seen.adds))
-    found = Statistics(file.content_key(), n_tokens, np.minimum(fires, 1), adds, seen.histogram)
     try:
-        found.save(live_path(file))
+        seen.statistics(file.content_key()).save(live_path(file))
     except StorageError as error:  # the answer was given; what is lost is a proposal
         note(f"hotneuron: what fired is not kept: {one_line(error)}")

@@ -43,11 +43,19 @@ class LocalTeam:
     """Implements `driver.Team`."""
 
     def __init__(self, pack_path: Path, config: ModelConfig, plan: Plan, n_threads: int):
-        self._create = lambda me: Worker(pack_path, config, plan, me, n_threads)
-        self.workers = [self._create(me) for me in range(plan.n_workers)]
+        self._config, self._n_threads = config, n_threads
+        self.hold(pack_path, plan)
         self._silent: dict[int, np.ndarray] = {}
         self._dead: set[int] = set()
         self.n_starts = 0
+
+    def hold(self, pack_path: Path, plan: Plan) -> None:
+        self._create = lambda me: Worker(pack_path, self._config, plan, me, self._n_threads)
+        self.workers = [self._create(me) for me in range(plan.n_workers)]
+
+    def leave(self) -> None:
+        for worker in self.workers:
+            worker.join(LEAVE_S)
 
     def connect(self, exchange: Exchange, memory: np.ndarray) -> None:
         self._exchange, self._memory = exchange, memory
@@ -138,6 +146,8 @@ class LocalEngine:
     scheduler: Scheduler
     tokenizer: Tokenizer
     config: ModelConfig
+    file: GGUFFile
+    pack_path: Path
     pack: Pack
     plan: Plan
 
@@ -212,7 +222,7 @@ def local_engine(
         lease_steps=lease_steps,
     )
     driver = Driver(exchange, team, scheduler, tokenizer, config.vocab)
-    return LocalEngine(driver, team, exchange, scheduler, tokenizer, config, pack, plan)
+    return LocalEngine(driver, team, exchange, scheduler, tokenizer, config, file, pack_path, pack, plan)
 
 
 def logits_of(engine: LocalEngine, tokens: Sequence[int], rows: int = 32) -> np.ndarray:

@@ -132,7 +132,7 @@ def test_counters_count_what_fires(tmp_path: Path) -> None:
     for shares, order in itertools.product(((1,), (1, 2)), orders):
         engine = local_engine(path, shares, 2, kind="gated", order=order, has_histogram=True)
         logits_of(engine, TOKENS)
-        activity = Activity.of(engine.exchange.activity(), engine.pack, engine.config.ffn)
+        activity = Activity.of(engine.exchange.activity(), engine.pack, engine.plan, engine.config.ffn)
         fired.clear()
         forward(engine.config, weights, TOKENS, see=watch)
         for layer in range(2):

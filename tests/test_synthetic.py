@@ -38,7 +38,7 @@ def test_both_files_are_one_model_and_the_predictor_is_right(tmp_path: Path, nam
     got = logits_of(predicted, TOKENS, rows=1)
     assert np.median(np.abs(got - wanted)) < 0.02 * wanted.std()
     assert (got.argmax(axis=1) == wanted.argmax(axis=1)).mean() > 0.95
-    marked, fired = (Activity.of(e.exchange.activity(), e.pack, e.config.ffn) for e in (predicted, exact))
+    marked, fired = (Activity.of(e.exchange.activity(), e.pack, e.plan, e.config.ffn) for e in (predicted, exact))
     assert 0.07 < fired.fires.mean() / len(TOKENS) < 0.16
     recall = np.minimum(marked.fires, fired.fires).sum() / fired.fires.sum()
     assert recall > 0.97  # a narrow model's predictor sees few dimensions, whose rounding counts more

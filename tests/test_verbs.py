@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,6 +127,15 @@ class ScriptedEngine:
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
 
+    def activity(self) -> Any:
+        return SimpleNamespace(hot_work_share=lambda: 0.25)
+
+    def replan(self, plan_path: Path | None, on_progress: Any) -> Any:
+        if plan_path is not None:
+            raise RequestError(f"{plan_path}: plan of another model")
+        on_progress("moving neurons", 0, None)
+        return SimpleNamespace(hot_work_share=0.75)
+
 
 def converse(monkeypatch: pytest.MonkeyPatch, lines: list[Any]) -> ScriptedEngine:
     engine, typed = ScriptedEngine(), iter(lines)
@@ -160,9 +170,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(monkeypatch: pytest.MonkeyP
 
 
 def test_chat_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    engine = converse(
-        monkeypatch, ["one", "/regen", "/reset", "two", "/system Rhyme.", "three", "/system", "four", "/help", "/what"]
-    )
+    first = ["one", "/regen", "/reset", "two", "/system Rhyme.", "three", "/system", "four"]
+    engine = converse(monkeypatch, [*first, "/help", "/what", "/replan", "/replan other.json"])
     assert [contents(m) for m in engine.asked] == [
         ["Be brief.", "one"],
         ["Be brief.", "one"],
@@ -172,6 +181,7 @@ def test_chat_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     ]
     said = capsys.readouterr().err
     assert "/regen" in said and "/what is not a command" in said
+    assert "75.0% of the neurons that fire; it had 25.0%" in said and "other.json: plan of another model" in said
 
 
 def test_message_that_does_not_fit_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
