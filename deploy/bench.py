@@ -30,7 +30,7 @@ def bench(
     """Measure tokens per second: a prompt of -p tokens, then -n generated ones, each -r times."""
     if not prompt_tokens and not generate_tokens:
         raise RequestError("-p 0 and -n 0 leave nothing to measure")
-    options = replace(options, context=options.context or max(prompt_tokens + generate_tokens, 64))
+    options = replace(options, context=options.context or max(prompt_tokens + max(1, generate_tokens), 64))
     from hotneuron.deploy import machine
     from hotneuron.deploy.console import Steps
     from hotneuron.deploy.session import engine_for
