@@ -95,17 +95,19 @@ from hotneuron.actors.meeting import bank, barrier, mark, meet, padded_rows, par
 from hotneuron.actors.products import make_input, tile
 from hotneuron.kernels.activate import GATED, UP_RELU, activate
 from hotneuron.kernels.activations import group_bytes, group_of
-from hotneuron.kernels.active import count_block, gate_from, list_active, mark_from
+from hotneuron.kernels.active import count_block, gate_from, list_active, mark_from, where_active
 from hotneuron.kernels.down import LIST_BYTES, VALUE_BYTES, list_unit
 from hotneuron.kernels.elementwise import add_rows
 from hotneuron.kernels.jit import call, njit
 from hotneuron.kernels.matmul import AHEAD_BYTES
 from hotneuron.kernels.memory import get_f32, get_i32, get_i64, put_f32, put_i64
 from hotneuron.kernels.signs import sign_scores
-from hotneuron.kernels.simd import add, load_f32, maximum, splat, store_f32
+from hotneuron.kernels.simd import add, load_f32, maximum, mul, splat, store_f32
 from hotneuron.kernels.sync import OK
 
 ZERO = np.float32(0)
+DENSE_FROM = 0.78  # share of the neurons listed, from which on all are computed; where it is one matrix that is listed
+DENSE_FROM_OF_TWO = 0.9  # both as bench/crossover.py measures them
 
 
 @njit
@@ -203,6 +205,15 @@ def _decide(p, layer, thread, start, count, n):
 
 
 @njit
+def _listed(p):
+    """How many of my neurons are listed."""
+    total = 0
+    for t in range(p[N_THREADS]):
+        total += get_i64(p[ACTIVE_COUNTS] + 64 * t)
+    return total
+
+
+@njit
 def _take_rows(p, thread, wide, first, count, w, row_bytes, rows, ids):
     """Addresses of the rows of `count` listed neurons from the first-th of all threads' lists on, filled up to 16."""
     source, before = 0, 0
@@ -229,10 +240,7 @@ def _gathered(p, format_id, rows, ahead, scratch, int8, floats, n, count, out):
 def _products(p, layer, thread, start, count, n):
     """Values of my share of the listed neurons, in the place of what decided."""
     wide, is_gated = layer[LAST_NEURON] - layer[FIRST_NEURON], p[ACTIVATION] & GATED
-    total = 0
-    for t in range(p[N_THREADS]):
-        total += get_i64(p[ACTIVE_COUNTS] + 64 * t)
-    low, high = part(total, thread, p[N_THREADS])
+    low, high = part(_listed(p), thread, p[N_THREADS])
     memory = p[THREAD] + thread * p[THREAD_BYTES]
     gate, up, scratch, rows = memory + p[T_GATE], memory + p[T_UP], memory + p[T_TILE], memory + p[T_ROWS]
     gates, ups, next_gates, next_ups = rows, rows + 128, rows + 256, rows + 384
@@ -274,6 +282,52 @@ def _products(p, layer, thread, start, count, n):
 
 
 @njit
+def _products_of_all(p, layer, thread, start, count, n):
+    """What `_products` does, where nearly all neurons are listed: of all of them, sixteen neighbours at a time.
+
+    To the same bits; dearer by the neurons that are not listed, cheaper by 16 values being put in their places at once.
+    """
+    real, is_gated = layer[REAL_NEURONS], p[ACTIVATION] & GATED
+    low, high = part((real + 15) // 16, thread, p[N_THREADS])
+    memory = p[THREAD] + thread * p[THREAD_BYTES]
+    gate, up, scratch, rows = memory + p[T_GATE], memory + p[T_UP], memory + p[T_TILE], memory + p[T_ROWS]
+    ups, ahead = rows, rows + 128
+    int8 = p[N8] + start // n * group_bytes(p[WIDE], n)
+    floats = p[NF] + start // n * 4 * n * p[WIDE]
+    reads_gate = layer[GATE_ROWS] != 0
+    for t in range(low, high):
+        if reads_gate:
+            _neighbour_rows(layer[GATE_ROWS], layer[GATE_ROW_BYTES], t, real, ups)
+            _neighbour_rows(layer[UP_ROWS], layer[UP_ROW_BYTES], t, real, ahead)
+            _gathered(p, layer[GATE_FORMAT], ups, ahead, scratch, int8, floats, n, count, gate)
+        _neighbour_rows(layer[UP_ROWS], layer[UP_ROW_BYTES], t, real, ups)
+        _neighbour_rows(layer[GATE_ROWS] if reads_gate else layer[UP_ROWS],
+                        layer[GATE_ROW_BYTES] if reads_gate else layer[UP_ROW_BYTES], t + 1, real, ahead)  # fmt: skip
+        _gathered(p, layer[UP_FORMAT], ups, ahead, scratch, int8, floats, n, count, up)
+        if layer[UP_BIAS] != 0:
+            for row in range(count):
+                add_rows(up + 64 * row, layer[UP_BIAS] + 64 * t, up + 64 * row, 16)
+        if reads_gate or not is_gated:
+            activate(p[ACTIVATION], gate if reads_gate else up, up, gate, 16 * count)
+        for row in range(count):
+            at = p[ACTIVE] + row * p[ACTIVE_STRIDE] + 64 * t
+            decided = load_f32(at)
+            if reads_gate or not is_gated:
+                value = load_f32(gate + 64 * row)
+            else:
+                u = load_f32(up + 64 * row)
+                value = mul(decided, maximum(u, splat(ZERO)) if p[ACTIVATION] & UP_RELU else u)
+            store_f32(at, where_active(decided, value))
+
+
+@njit
+def _neighbour_rows(w, row_bytes, t, real, rows):
+    """Addresses of the 16 rows of tile t; past the last real neuron, its row again."""
+    for k in range(16):
+        put_i64(rows + 8 * k, w + min(16 * t + k, real - 1) * row_bytes)
+
+
+@njit
 def _list_units(p, layer, thread, count):
     """Active neurons of my part of the units of 32, made ready for the down product, and counted."""
     wide = layer[LAST_NEURON] - layer[FIRST_NEURON]
@@ -290,10 +344,7 @@ def _list_units(p, layer, thread, count):
 @njit
 def _count(p, layer, count):
     """Count the rows of a list, the list, and its neurons."""
-    listed = 0
-    for t in range(p[N_THREADS]):
-        listed += get_i64(p[ACTIVE_COUNTS] + 64 * t)
-    counts = layer[COUNTS]
+    listed, counts = _listed(p), layer[COUNTS]
     put_i64(counts + COUNTED, get_i64(counts + COUNTED) + count)
     put_i64(counts + LISTS, get_i64(counts + LISTS) + 1)
     put_i64(counts + LISTED, get_i64(counts + LISTED) + listed)
@@ -349,7 +400,11 @@ def active_to_slot(p, layer, state, thread, n_rows, is_second):
                 return code
         mark(p, state, thread, PREDICTOR)
         if layer[UP_ROWS] != 0:
-            _products(p, layer, thread, start, count, n)
+            dense_from = DENSE_FROM if layer[GATE_ROWS] == 0 else DENSE_FROM_OF_TWO
+            if _listed(p) >= dense_from * layer[REAL_NEURONS]:
+                _products_of_all(p, layer, thread, start, count, n)
+            else:
+                _products(p, layer, thread, start, count, n)
             code = barrier(p, state)
             if code != OK:
                 return code

@@ -33,6 +33,13 @@ def count_nonzero(b, values, counts):
     store_at(b, counts, b.sub(load_at(b, counts, VI), b.sext(differs, ir.VectorType(INT32, 16))))
 
 
+@op(F32(F32, F32))
+def where_active(b, decided, values):
+    """`values` in the lanes where `decided` is not 0, and 0 in the others."""
+    differs = b.fcmp_unordered("!=", decided, ir.Constant(VF, None))
+    return b.select(differs, values, ir.Constant(VF, None))
+
+
 @op(types.int32(types.uint32))
 def lowest_bit(b, bits):
     """The number of the lowest bit that is set."""
