@@ -18,13 +18,13 @@ from hotneuron.actors.activity import Activity
 from hotneuron.actors.adaptation import adapt
 from hotneuron.actors.client import Client
 from hotneuron.actors.messages import Chunk, Request, SamplingParams
-from hotneuron.actors.preparation import Launch, ensure, kind_of, place_model, store_bytes
+from hotneuron.actors.preparation import Launch, ensure, kind_of, mode_of, place_model, store_bytes
 from hotneuron.kernels import cpu
 from hotneuron.models.chat_template import ChatTemplate
 from hotneuron.models.errors import EngineError, RequestError
 from hotneuron.models.gguf_file import GGUFFile
 from hotneuron.models.model_config import ModelConfig
-from hotneuron.models.sparse_mode import SparseMode, sparse_mode
+from hotneuron.models.sparse_mode import SparseMode
 from hotneuron.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Engine:
         progress = on_progress or (lambda *_: None)
         file = GGUFFile.open(engine_config.model_path)
         config = ModelConfig.from_file(file, engine_config.activation)
-        mode = sparse_mode(config, engine_config.sparse, engine_config.sparsity)
+        mode = mode_of(file, config, engine_config)
         n_workers, n_threads = engine_config.team()
         placed = place_model(file, config, mode, engine_config, n_workers, n_threads, progress)
         cuts, order = (placed.cuts, placed.order) if placed is not None else (None, None)

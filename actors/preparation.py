@@ -20,7 +20,7 @@ from hotneuron.models.pack import Pack
 from hotneuron.models.pack_sources import Kind
 from hotneuron.models.pack_table import matrices_of
 from hotneuron.models.pack_writer import ensure_pack
-from hotneuron.models.sparse_mode import SparseMode
+from hotneuron.models.sparse_mode import SparseMode, sparse_mode
 from hotneuron.placement.histogram import BINS
 from hotneuron.placement.statistics import Statistics
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hotneuron.actors.engine import EngineConfig
     from hotneuron.placement.place import Demand, Placement
     from hotneuron.placement.plan import Cuts, Plan
+    from hotneuron.placement.sign_choice import SignChoice
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -52,8 +53,28 @@ class Launch:
 
 
 def kind_of(mode: SparseMode, engine_config: EngineConfig) -> Kind:
-    """The kind of pack to run from. Profiling measures what fires, whatever would have predicted it."""
-    return "gated" if engine_config.is_profiling else mode.kind
+    """The kind of pack to run from. Profiling measures what fires, whatever predicts it; and how well signs would."""
+    return "gated" if engine_config.is_profiling and mode.name != "sign" else mode.kind
+
+
+def mode_of(file: GGUFFile, config: ModelConfig, engine_config: EngineConfig) -> SparseMode:
+    """What decides which neurons are computed; by itself, signs do only where a profile shows that they pay.
+
+    Raises RequestError, as `models.sparse_mode`.
+    """
+    mode = sparse_mode(config, engine_config.sparse, engine_config.sparsity)
+    if mode.name != "exact" or engine_config.sparse != "auto" or engine_config.is_profiling:
+        return mode
+    choice = _sign_choice(file, config, engine_config)
+    return SparseMode("sign") if choice is not None and choice.pays else mode
+
+
+def _sign_choice(file: GGUFFile, config: ModelConfig, engine_config: EngineConfig) -> SignChoice | None:
+    """What a profile says of signs; None where none has measured them."""
+    from hotneuron.placement.sign_choice import choose_signs
+
+    statistics = statistics_or_none(file, config, "signed", engine_config.statistics_path)
+    return None if statistics is None or not len(statistics.signs) else choose_signs(file, config, statistics)
 
 
 def place_model(
@@ -163,7 +184,10 @@ def _thresholds(config: ModelConfig, mode: SparseMode, engine_config: EngineConf
         return statistics.thresholds(engine_config.sparsity)
     if engine_config.sparse_threshold is not None and mode.name in ("predictor", "sign"):
         return (engine_config.sparse_threshold,) * config.n_layers
-    return (SAFE_SIGNS,) * config.n_layers if mode.name == "sign" else ()
+    if mode.name == "sign":
+        choice = _sign_choice(GGUFFile.open(engine_config.model_path), config, engine_config)
+        return choice.dials if choice is not None else (SAFE_SIGNS,) * config.n_layers
+    return ()
 
 
 def store_bytes(config: ModelConfig, engine_config: EngineConfig, n_workers: int) -> int:

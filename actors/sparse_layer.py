@@ -101,7 +101,7 @@ from hotneuron.kernels.elementwise import add_rows
 from hotneuron.kernels.jit import call, njit
 from hotneuron.kernels.matmul import AHEAD_BYTES
 from hotneuron.kernels.memory import get_f32, get_i32, get_i64, put_f32, put_i64
-from hotneuron.kernels.signs import sign_scores
+from hotneuron.kernels.signs import SCORE_BINS, score_bin, sign_scores
 from hotneuron.kernels.simd import add, load_f32, maximum, mul, splat, store_f32
 from hotneuron.kernels.sync import OK
 
@@ -361,6 +361,20 @@ def _add_to_histogram(p, layer, count):
 
 
 @njit
+def _add_scores_to_histogram(p, layer, thread, start, count):
+    """Count each neuron's score by signs: neurons that fired in the first half of the bins, the others in the second."""
+    scores = p[THREAD] + thread * p[THREAD_BYTES] + p[T_GATE]
+    for row in range(count):
+        signs = p[INPUT_SIGNS] + (start + row) * (p[WIDE] // 8)
+        for k in range(layer[REAL_NEURONS]):
+            if k % 16 == 0:
+                sign_scores(layer[SIGNS] + k // 16 * layer[SIGNS_TILE], signs, p[WIDE], p[HIDDEN], scores)
+            has_fired = get_f32(p[ACTIVE] + row * p[ACTIVE_STRIDE] + 4 * k) != ZERO
+            at = layer[HISTOGRAM] + 8 * (score_bin(get_f32(scores + 4 * (k % 16))) + (0 if has_fired else SCORE_BINS))
+            put_i64(at, get_i64(at) + 1)
+
+
+@njit
 def _down(p, layer, state, thread, start, count, is_second):
     """My stripe of the outputs, of all active neurons, to my slot."""
     units = (layer[LAST_NEURON] - layer[FIRST_NEURON]) // UNIT
@@ -393,7 +407,7 @@ def active_to_slot(p, layer, state, thread, n_rows, is_second):
         if code != OK:
             return code
         if p[HISTOGRAM_BYTES] != 0:  # only while profiling
-            if thread == 0:
+            if thread == 0 and layer[SIGNS] == 0:
                 _add_to_histogram(p, layer, count)
             code = barrier(p, state)
             if code != OK:
@@ -405,6 +419,12 @@ def active_to_slot(p, layer, state, thread, n_rows, is_second):
                 _products_of_all(p, layer, thread, start, count, n)
             else:
                 _products(p, layer, thread, start, count, n)
+            code = barrier(p, state)
+            if code != OK:
+                return code
+        if p[HISTOGRAM_BYTES] != 0 and layer[SIGNS] != 0:
+            if thread == 0:
+                _add_scores_to_histogram(p, layer, thread, start, count)
             code = barrier(p, state)
             if code != OK:
                 return code

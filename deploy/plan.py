@@ -33,12 +33,11 @@ def plan(
     options: opt.EngineOptions,
 ) -> None:
     """Show what each worker would hold, bytes by kind, tokens per second, and why; nothing is loaded."""
-    from hotneuron.actors.preparation import kind_of, place_model, statistics_or_none
+    from hotneuron.actors.preparation import kind_of, mode_of, place_model, statistics_or_none
     from hotneuron.deploy.session import engine_config_of
     from hotneuron.models import catalog
     from hotneuron.models.gguf_file import GGUFFile
     from hotneuron.models.model_config import ModelConfig
-    from hotneuron.models.sparse_mode import sparse_mode
     from hotneuron.placement.figures import check_figure_path, draw_plan
     from hotneuron.placement.plan_file import PlanFile
     from hotneuron.placement.probe import probe
@@ -50,7 +49,6 @@ def plan(
         path = catalog.resolve(model, steps)
         file = GGUFFile.open(path)
         config = ModelConfig.from_file(file, options.activation)
-        mode = sparse_mode(config, options.sparse, options.sparsity)
         before = options
         if from_live:
             if options.plan is not None or options.statistics is not None:
@@ -59,6 +57,7 @@ def plan(
                 raise NotFoundError(f"{path}: no run of this model has left what fired; `run` or `chat` sparse first")
             options = replace(options, statistics=live_path(file))
         engine_config = engine_config_of(path, options, max_slots=slots)
+        mode = mode_of(file, config, engine_config_of(path, before, max_slots=slots))
         n_workers, n_threads = engine_config.team()
         if measure:
             probe(steps, again=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,8 @@ from hotneuron.deploy.console import Steps, note, print_json
 from hotneuron.models.errors import RequestError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from hotneuron.actors.activity import Activity
     from hotneuron.placement.statistics import Statistics
 
@@ -29,6 +31,9 @@ def profile(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Where to write; default: where run and plan look.")
     ] = None,
+    signs: Annotated[
+        bool, typer.Option("--signs/--no-signs", help="Measure whether signs would pay as a ReLU model's predictor.")
+    ] = True,
     figure: Annotated[
         Path | None, typer.Option("--figure", help="Draw the activation curve of each layer into this .png or .svg.")
     ] = None,
@@ -39,20 +44,32 @@ def profile(
     """Measure how often each neuron fires, for `plan`, `--hot-budget` and `--sparsity`."""
     from hotneuron.models import catalog
     from hotneuron.models.gguf_file import GGUFFile
+    from hotneuron.models.model_config import ModelConfig
     from hotneuron.placement import statistics
     from hotneuron.placement.figures import check_figure_path, draw_activity
+    from hotneuron.placement.sign_choice import choose_signs
 
     if figure is not None:
         check_figure_path(figure)
     text = opt.read_text(file)
     with Steps() as steps:
         path = catalog.resolve(model, steps)
-    found = measure(path, text, context, chunks, replace(options, context=context))
-    output = output or statistics.default_path(GGUFFile.open(path))
+    model_file = GGUFFile.open(path)
+    config = ModelConfig.from_file(model_file, options.activation)
+    options = replace(options, context=context)
+    found = measure(path, text, context, chunks, options)
+    if signs and config.activation == "relu" and not config.predictor_ranks:
+        found = replace(found, signs=_sign_counts(path, text, context, chunks, options, config.n_layers))
+    output = output or statistics.default_path(model_file)
     found.save(output)
     if figure is not None:
         draw_activity(found, figure, title=path.stem)
     facts = describe(found) | {"path": str(output), "model": str(path)}
+    if len(found.signs):
+        choice = choose_signs(model_file, config, found)
+        facts["signs"] = {name: value for name, value in asdict(choice).items() if name != "dials"} | {
+            "pays": choice.pays
+        }
     if as_json:
         print_json(facts)
         return
@@ -60,6 +77,8 @@ def profile(
     print(f"{found.tokens} tokens seen; {active:.1%} of the neurons fire for a token")
     print(f"{carry:.1%} of the neurons carry {_CARRIED:.0%} of the activations")
     _print_layers(facts["layers"])
+    if "signs" in facts:
+        print(_said_of_signs(facts["signs"]))
     note(f"[written to {output}" + (f", picture in {figure}]" if figure else "]"))
 
 
@@ -107,6 +126,20 @@ def _activity(path: Path, text: str, context: int, limit: int, options: opt.Engi
             chunk = bos + tokens[index * size : (index + 1) * size]
             engine.score(chunk, len(chunk) - 2)
         return engine.activity()
+
+
+def _sign_counts(
+    path: Path, text: str, context: int, limit: int, options: opt.EngineOptions, n_layers: int
+) -> np.ndarray:
+    """int64 [layers, 2 * SCORE_BINS], as `Statistics.signs`: every neuron passes, and its score is counted."""
+    all_pass = (-1e30,) * n_layers
+    return _activity(path, text, context, limit, replace(options, sparse="sign"), thresholds=all_pass).histogram
+
+
+def _said_of_signs(signs: dict[str, Any]) -> str:
+    found = f"signs: {signs['share']:.1%} of the neurons pass where {signs['recall']:.1%} of what fires does"
+    read = f"{signs['ffn_bytes'] / 1e6:.0f} MB of FFNs read a token, exactly {signs['exact_ffn_bytes'] / 1e6:.0f} MB"
+    return f"{found}; {read}: {'they pay, and are used from now on' if signs['pays'] else 'they do not pay'}"
 
 
 def describe(found: Statistics) -> dict[str, Any]:

@@ -30,6 +30,15 @@ from numba import types  # isort: skip
 _AT = types.int64
 
 
+SCORE_BINS = 1024  # of scores, for profiles: 64 to a unit
+SCORE_BINS_A_UNIT = 64
+
+
+def bin_edges() -> np.ndarray:
+    """f64 [SCORE_BINS]: the least score of each bin; the first and the last hold whatever lies outside."""
+    return (np.arange(SCORE_BINS) - SCORE_BINS // 2) / SCORE_BINS_A_UNIT
+
+
 def tile_bytes(columns: int) -> int:
     return padded(columns, BLOCK_COLUMNS) // 32 * 64
 
@@ -93,6 +102,13 @@ def take_signs(values, columns, out):
     """Signs of f32 [columns, filled with zeros up to 64] to bits."""
     for i in range(0, columns, 16):
         take_signs_16(values + 4 * i, out + i // 8)
+
+
+@njit
+def score_bin(score):
+    """The bin of a score."""
+    at = int(np.floor(score * np.float32(SCORE_BINS_A_UNIT))) + SCORE_BINS // 2
+    return min(max(at, 0), SCORE_BINS - 1)
 
 
 @njit

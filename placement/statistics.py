@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from hotneuron.kernels.cpu import cache_folder
+from hotneuron.kernels.signs import SCORE_BINS
 from hotneuron.models.arrays_file import load_arrays, save_arrays
 from hotneuron.models.errors import ModelFileError, NotFoundError, RequestError
 from hotneuron.models.gguf_file import GGUFFile
@@ -20,6 +21,7 @@ _STORED = {
     "fires": ("<f4", 2),
     "adds": ("<f4", 2),
     "histogram": ("<i8", 2),
+    "signs": ("<i8", 2),
 }
 _HALVINGS = 60
 
@@ -33,6 +35,8 @@ class Statistics:
     fires: np.ndarray  # f32 [layers, ffn]: share of the tokens that each neuron was computed for
     adds: np.ndarray  # f32 [layers, ffn]: mean over all tokens of |activation| times the norm of its down row
     histogram: np.ndarray  # int64 [layers, BINS]: of the first product's activations, see placement/histogram.py
+    # int64 [layers, 2 * SCORE_BINS]: scores by signs, of neurons that fire and of others; no rows: not measured
+    signs: np.ndarray = field(default_factory=lambda: np.zeros((0, 2 * SCORE_BINS), np.int64))
 
     def save(self, path: Path) -> None:
         """Raises StorageError."""
@@ -42,6 +46,7 @@ class Statistics:
             "fires": self.fires,
             "adds": self.adds,
             "histogram": self.histogram,
+            "signs": self.signs,
         }
         save_arrays(path, {name: values[name].astype(dtype) for name, (dtype, _) in _STORED.items()})
 
@@ -57,10 +62,14 @@ class Statistics:
         if histogram.shape != (len(fires), histograms.BINS) or histogram.min() < 0:
             expected = f"counts of shape {(len(fires), histograms.BINS)}"
             raise ModelFileError(path, "histogram", f"shape {histogram.shape}, or a count below 0; expected {expected}")
+        signs = found["signs"]
+        if len(signs) not in (0, len(fires)) or signs.shape[1] != 2 * SCORE_BINS or signs.min(initial=0) < 0:
+            expected = f"none, or counts of shape {(len(fires), 2 * SCORE_BINS)}"
+            raise ModelFileError(path, "signs", f"shape {signs.shape}, or a count below 0; expected {expected}")
         if found["model_key"].shape != (64,) or found["tokens"].shape != (1,) or found["tokens"][0] < 1:
             raise ModelFileError(path, "model_key", "64 characters and a number of tokens are expected")
         key = found["model_key"].tobytes().decode("ascii", "replace")
-        return cls(key, int(found["tokens"][0]), fires, adds, histogram)
+        return cls(key, int(found["tokens"][0]), fires, adds, histogram, signs)
 
     @classmethod
     def of_model(cls, file: GGUFFile, config: ModelConfig, path: Path | None = None) -> Statistics:

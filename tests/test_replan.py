@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from local_team import LocalEngine, ask_for, local_engine
 from tiny_model import write_tiny_model
 
 from hotneuron.actors.engine import Engine, EngineConfig
+from hotneuron.kernels.cpu import cache_folder
 from hotneuron.models.errors import EngineError, RequestError
 from hotneuron.models.pack import Pack
 from hotneuron.models.pack_writer import ensure_pack
@@ -68,10 +71,18 @@ def test_a_move_that_fails_is_taken_back(tmp_path: Path, monkeypatch: pytest.Mon
         assert [answer.wait().tokens for answer in answers] == wanted
 
 
-def test_an_engine_moves_what_fires_to_the_hot_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOTNEURON_CACHE", str(tmp_path / "cache"))
-    path = tmp_path / "m.gguf"
+@pytest.fixture
+def relu_model(tmp_path: Path) -> Iterator[Path]:
+    """What engines leave of it in the user's cache goes with it."""
+    path = tmp_path / f"{tmp_path.name}-{os.getpid()}.gguf"
     write_tiny_model(path, type="F32", ffn=1024, metadata={"hidden_activation": "relu"})
+    yield path
+    for left in cache_folder().glob(f"*/{path.stem}-*"):
+        left.unlink()
+
+
+def test_an_engine_moves_what_fires_to_the_hot_worker(relu_model: Path) -> None:
+    path = relu_model
     config = EngineConfig(path, workers=1, threads=1, context_tokens=512, max_slots=4, split=(1, 3), sparse="exact")
     with Engine.start(config) as engine:
         with pytest.raises(RequestError, match="tokens were computed"):
