@@ -6,7 +6,8 @@ import numpy as np
 
 from hotneuron.actors import fields as P
 from hotneuron.actors.arena import LINE, Arena
-from hotneuron.actors.worker_memory import copy_to, inputs_of, put_matrix
+from hotneuron.actors.held_weights import HeldWeights, put_columns, put_rows
+from hotneuron.actors.worker_memory import copy_to, inputs_of
 from hotneuron.kernels import down, rows, signs
 from hotneuron.kernels.formats import padded
 from hotneuron.models.model_config import ModelConfig
@@ -16,9 +17,9 @@ from hotneuron.placement.plan import Plan
 from hotneuron.placement.worker_areas import active_stride, is_sparse, ranks
 
 
-def put_ffn(row: np.ndarray, pack: Pack, layer: int, neurons: tuple[int, int]) -> None:
-    """A shard's part of one layer's FFN, whichever way its matrices lie."""
-    name = f"{layer}.".__add__
+def put_ffn(row: np.ndarray, held: HeldWeights, layer: int, neurons: tuple[int, int], fc1_tiles: tuple[int, int]) -> None:
+    """A shard's part of one layer's FFN, whichever way its matrices lie. fc1_tiles: of the predictor's first layer, my part."""
+    name, pack = f"{layer}.".__add__, held.pack
     read = [pack.matrices[name(role)].format_id for role in ("ffn_gate", "ffn_up") if name(role) in pack.matrices]
     row[P.FFN_INPUT] = inputs_of(*read)
     for role, at in (("ffn_gate", P.GATE), ("ffn_up", P.UP)):
@@ -26,28 +27,30 @@ def put_ffn(row: np.ndarray, pack: Pack, layer: int, neurons: tuple[int, int]) -
         if matrix is None:
             continue
         if matrix.layout == "tiles":
-            put_matrix(row, at, pack, name(role), first_row=neurons[0])
+            put_rows(row, at, held, name(role), neurons)
             continue
         rows_at, format_at = (P.GATE_ROWS, P.GATE_FORMAT) if role == "ffn_gate" else (P.UP_ROWS, P.UP_FORMAT)
-        row[rows_at : rows_at + 2] = pack.matrix_address(name(role)) + neurons[0] * matrix.row_bytes, matrix.row_bytes
+        row[rows_at : rows_at + 2] = held.mapped(name(role), *(n * matrix.row_bytes for n in neurons)), matrix.row_bytes
         row[format_at] = matrix.format_id
-    if (bias := pack.vector_address(name("ffn_up_bias"))) != 0:
+    if (bias := held.vector(name("ffn_up_bias"))) != 0:
         row[P.UP_BIAS] = bias + 4 * neurons[0]
     if not is_sparse(pack.matrices):
-        row[P.DOWN_INPUT] = inputs_of(put_matrix(row, P.DOWN, pack, name("ffn_down"), first_column=neurons[0]))
+        row[P.DOWN_INPUT] = inputs_of(put_columns(row, P.DOWN, held, name("ffn_down"), neurons))
         return
     layout = pack.matrices[name("ffn_down")].down
     row[P.DOWN_KERNEL] = down.down_address(layout.format_id, layout.scaling)
-    row[P.DOWN_ROWS] = pack.matrix_address(name("ffn_down")) + neurons[0] // P.UNIT * layout.unit_bytes
+    row[P.DOWN_ROWS] = held.mapped(name("ffn_down"), *(n // P.UNIT * layout.unit_bytes for n in neurons))
     row[P.DOWN_UNIT_BYTES], row[P.DOWN_ROW_BYTES] = layout.unit_bytes, layout.row_bytes
     row[P.DOWN_SCALES_AT], row[P.DOWN_MINIMUMS_AT] = layout.scales_at, layout.minimums_at
     row[P.DOWN_OFFSET], row[P.DOWN_STRIPE_LINES] = down.down_offset(layout.format_id), 128 // layout.line_outputs
     if name("ffn_signs") in pack.matrices:
-        row[P.SIGNS_TILE] = signs.tile_bytes(pack.matrices[name("ffn_signs")].columns)
-        row[P.SIGNS] = pack.matrix_address(name("ffn_signs")) + neurons[0] // 16 * row[P.SIGNS_TILE]
+        tile_bytes = signs.tile_bytes(pack.matrices[name("ffn_signs")].columns)
+        row[P.SIGNS_TILE], row[P.SIGNS] = tile_bytes, held.mapped(name("ffn_signs"), *(n // 16 * tile_bytes for n in neurons))
     if name("fc1") in pack.matrices:
-        first, second = put_matrix(row, P.FC1, pack, name("fc1")), put_matrix(row, P.FC2, pack, name("fc2"), neurons[0])
         fc1, fc2 = pack.matrices[name("fc1")], pack.matrices[name("fc2")]
+        first = put_rows(row, P.FC1, held, name("fc1"), (16 * fc1_tiles[0], 16 * fc1_tiles[1]))
+        row[P.FC1] -= fc1_tiles[0] * fc1.tile_bytes  # the program counts all workers' tiles
+        second = put_rows(row, P.FC2, held, name("fc2"), neurons)
         row[P.FC1_TILES], row[P.RANK] = padded(fc1.rows, 16) // 16, padded(fc2.columns, 64)
         row[P.FC1_INPUT], row[P.FC2_INPUT] = inputs_of(first), inputs_of(second)
 

@@ -9,7 +9,9 @@ import numpy as np
 from hotneuron.actors import fields as P
 from hotneuron.actors.arena import TRACED_PHASES, WORKERS_AT, Arena
 from hotneuron.actors.ffn_tables import put_ffn, put_sparse_memory
-from hotneuron.actors.worker_memory import Memory, copy_to, inputs_of, put_matrix
+from hotneuron.actors.held_weights import HeldWeights, put_columns, put_rows
+from hotneuron.actors.meeting import part
+from hotneuron.actors.worker_memory import Memory, copy_to, inputs_of
 from hotneuron.kernels import formats
 from hotneuron.kernels.activate import kind_of
 from hotneuron.kernels.attention import GROUP_SIZES as QUERY_GROUPS
@@ -41,11 +43,12 @@ _THREAD_WORDS = {
 class Tables:
     p: np.ndarray  # int64 [P_SIZE]
     layers: np.ndarray  # int64 [n_layers, LAYER_SIZE]
-    memory: Memory  # what the addresses in them point to, besides pack and arena
+    memory: Memory  # what the addresses in them point to, besides weights and arena
+    held: HeldWeights  # and the weights
     states: int  # address of 64 bytes a thread
 
 
-def _layer_table(pack: Pack, config: ModelConfig, plan: Plan, me: int) -> np.ndarray:
+def _layer_table(held: HeldWeights, config: ModelConfig, plan: Plan, me: int) -> np.ndarray:
     table = np.zeros((config.n_layers, P.LAYER_SIZE), np.int64)
     shard, head = plan.shards[me], head_width(config)
     heads, kv = shard.heads, shard.kv_heads(config)
@@ -56,23 +59,29 @@ def _layer_table(pack: Pack, config: ModelConfig, plan: Plan, me: int) -> np.nda
         ffn_norm = "attn_norm" if config.parallel else "ffn_norm"
         for at, role in ((P.ATTN_NORM, attn_norm), (P.ATTN_NORM_BIAS, f"{attn_norm}_bias"), (P.FFN_NORM, ffn_norm),
                          (P.FFN_NORM_BIAS, f"{ffn_norm}_bias"), (P.O_BIAS, "attn_output_bias")):  # fmt: skip
-            row[at] = pack.vector_address(name(role))
-        q = put_matrix(row, P.Q, pack, name("attn_q"), first_row=heads[0] * head)
-        k = put_matrix(row, P.K, pack, name("attn_k"), first_row=kv[0] * head)
-        v = put_matrix(row, P.V, pack, name("attn_v"), first_row=kv[0] * head)
-        o = put_matrix(row, P.O, pack, name("attn_output"), first_column=heads[0] * head)
+            row[at] = held.vector(name(role))
+        q = put_rows(row, P.Q, held, name("attn_q"), (heads[0] * head, heads[1] * head))
+        k = put_rows(row, P.K, held, name("attn_k"), (kv[0] * head, kv[1] * head))
+        v = put_rows(row, P.V, held, name("attn_v"), (kv[0] * head, kv[1] * head))
+        o = put_columns(row, P.O, held, name("attn_output"), output_columns(shard, config))
         row[P.QKV_INPUT], row[P.O_INPUT] = inputs_of(q, k, v), inputs_of(o)
-        put_ffn(row, pack, layer, neurons)
+        put_ffn(row, held, layer, neurons, _fc1_tiles(held.pack, layer, plan.n_workers, me))
         row[P.FIRST_NEURON : P.LAST_NEURON + 1] = neurons
         row[P.MASK_BEFORE] = _ffn_mask(plan, config, layer - 1) if layer > 0 else 0
         if config.parallel and not config.attn_norm_2:  # one input for both
             row[P.QKV_INPUT] |= row[P.FFN_INPUT]
         if layer > 0:
-            row[P.IN_BIAS] = pack.vector_address(f"{layer - 1}.ffn_down_bias")
+            row[P.IN_BIAS] = held.vector(f"{layer - 1}.ffn_down_bias")
         for at, role in ((P.Q_BIAS, "attn_q_bias"), (P.K_BIAS, "attn_k_bias"), (P.V_BIAS, "attn_v_bias"),
                          (P.Q_NORM, "attn_q_norm"), (P.K_NORM, "attn_k_norm")):  # fmt: skip
-            row[at] = pack.vector_address(name(role))
+            row[at] = held.vector(name(role))
     return table
+
+
+def _fc1_tiles(pack: Pack, layer: int, n_workers: int, me: int) -> tuple[int, int]:
+    """Of a predictor's first layer, which all workers share evenly, the tiles that are mine."""
+    fc1 = pack.matrices.get(f"{layer}.fc1")
+    return part.py_func(padded(fc1.rows, 16) // 16, me, n_workers) if fc1 is not None else (0, 0)
 
 
 def _ffn_mask(plan: Plan, config: ModelConfig, layer: int) -> int:
@@ -91,14 +100,18 @@ def rope_table(config: ModelConfig, context_tokens: int) -> np.ndarray:
 def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, arena: Arena, address: int, deadline_ns: int) -> Tables:
     """The tables of worker `me`; allocates its rows, KV cache and scratch. address: where this process sees the arena."""
     assert not (config.parallel and config.linear_bias), "a parallel layer has one meeting, and a meeting one bias"
-    shard, memory, p = plan.shards[me], Memory(), np.zeros(P.P_SIZE, np.int64)
+    shard, memory, held, p = plan.shards[me], Memory(), HeldWeights(pack), np.zeros(P.P_SIZE, np.int64)
     head, kv, wide = head_width(config), shard.kv_heads(config), padded(config.hidden, 64)
     n_kv, n_q = kv[1] - kv[0], shard.heads[1] - shard.heads[0]
     o_low, o_high = output_columns(shard, config)
     areas = worker_areas(pack.matrices, config, plan, me, BatchSizes(arena.max_rows, arena.max_logit_rows), n_threads)
     at_area = {name: memory.take(n_bytes) for name, n_bytes in areas.items()}
     output_role = "token_embd" if config.tied_embeddings else "output"
-    output, embedding = pack.matrices[output_role], pack.matrices["token_embd"]
+    output, embedding, embedding_at = pack.matrices[output_role], pack.matrices["token_embd"], held.whole("token_embd")
+    if config.tied_embeddings:
+        output_at = embedding_at + shard.vocab_tiles[0] * output.tile_bytes
+    else:
+        output_at = held.mapped("output", *(tile * output.tile_bytes for tile in shard.vocab_tiles))
     floats, rope = np.array([1 / np.sqrt(config.head_dim), config.norm_eps], np.float32), rope_table(config, plan.context_tokens)
     assert rope.nbytes <= areas["rope"]
     for name, values in (("constants", floats), ("rope", rope)):
@@ -136,11 +149,10 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
         P.FIRST_KV: kv[0], P.LAST_KV: kv[1], P.Q_TILES: n_q * head // 16, P.K_TILES: n_kv * head // 16,
         P.O_COLUMNS: o_high - o_low, P.O_SKEW: 4 * (shard.heads[0] * head - o_low), P.NEURON_UNITS: shard.most_neurons // P.UNIT,
         P.VOCAB_TILE: shard.vocab_tiles[0], P.VOCAB_TILES: shard.vocab_tiles[1] - shard.vocab_tiles[0],
-        P.EMBEDDING: pack.matrix_address("token_embd"), P.EMBEDDING_FORMAT: embedding.format_id,
-        P.EMBEDDING_TILE: embedding.tile_bytes, P.OUTPUT_NORM: pack.vector_address("output_norm"),
-        P.OUTPUT_NORM_BIAS: pack.vector_address("output_norm_bias"),
-        P.LAST_BIAS: pack.vector_address(f"{config.n_layers - 1}.ffn_down_bias"),
-        P.OUTPUT: pack.matrix_address(output_role) + shard.vocab_tiles[0] * output.tile_bytes,
+        P.EMBEDDING: embedding_at, P.EMBEDDING_FORMAT: embedding.format_id,
+        P.EMBEDDING_TILE: embedding.tile_bytes, P.OUTPUT_NORM: held.vector("output_norm"),
+        P.OUTPUT_NORM_BIAS: held.vector("output_norm_bias"),
+        P.LAST_BIAS: held.vector(f"{config.n_layers - 1}.ffn_down_bias"), P.OUTPUT: output_at,
         P.OUTPUT_FORMAT: output.format_id, P.OUTPUT_TILE: output.tile_bytes, P.X: at_area["x"], P.X8: at_area["x8"],
         P.XF: at_area["xf"], P.N8: at_area.get("n8", at_area["x8"]), P.NF: at_area.get("nf", at_area["xf"]),
         P.QKV: at_area["qkv"], P.QKV_STRIDE: qkv_stride(shard, config),
@@ -154,10 +166,10 @@ def build(pack: Pack, config: ModelConfig, plan: Plan, me: int, n_threads: int, 
         p[at] = value
     if config.positions == "learned":
         places = pack.matrices["position_embd"]
-        p[P.PLACES : P.PLACES + 3] = pack.matrix_address("position_embd"), places.format_id, places.tile_bytes
+        p[P.PLACES : P.PLACES + 3] = held.whole("position_embd"), places.format_id, places.tile_bytes
     if arena.is_traced:
         p[P.TRACE] = address + arena.trace + 8 * TRACED_PHASES * me
-    layers = _layer_table(pack, config, plan, me)
+    layers = _layer_table(held, config, plan, me)
     if is_sparse(pack.matrices):
         put_sparse_memory(p, layers, pack, config, plan, me, arena, at_area)
-    return Tables(p, layers, memory, at_area["states"])
+    return Tables(p, layers, memory, held, at_area["states"])

@@ -1,4 +1,4 @@
-"""Memory of a worker, and how the words of its tables name what lies there and in the pack."""
+"""Memory of a worker besides its weights, and how the words of its tables name what a product's input is made as."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 
 from hotneuron.actors import fields as P
 from hotneuron.kernels import formats
-from hotneuron.models.pack import Pack
 
 
 class Memory:
@@ -21,23 +20,19 @@ class Memory:
 
     def take(self, n_bytes: int) -> int:
         """The address of n_bytes of zeros."""
+        return self.take_array(n_bytes).ctypes.data
+
+    def take_array(self, n_bytes: int) -> np.ndarray:
+        """The same as u8 [n_bytes]."""
         area = mmap.mmap(-1, max(n_bytes, mmap.PAGESIZE))
         self._maps.append(area)
         self.n_bytes += n_bytes
-        return np.frombuffer(area, np.uint8).ctypes.data
+        return np.frombuffer(area, np.uint8)[:n_bytes]
 
 
 def inputs_of(*format_ids: int) -> int:
     """What a product's input must be made as, for matrices of these formats."""
     return (P.INT8 if min(format_ids) < formats.HALF else 0) | (P.FLOATS if max(format_ids) >= formats.HALF else 0)
-
-
-def put_matrix(row: np.ndarray, at: int, pack: Pack, role: str, first_row: int = 0, first_column: int = 0) -> int:
-    """Words `at`, at + 1, at + 2 of a layer's table: a matrix of tiles from a row and column on; returns its format."""
-    m = pack.matrices[role]
-    skip = first_column // formats.BLOCK_COLUMNS * formats.BLOCK_BYTES[m.format_id]
-    row[at : at + 3] = pack.matrix_address(role) + first_row // 16 * m.tile_bytes + skip, m.format_id, m.tile_bytes
-    return m.format_id
 
 
 def copy_to(address: int, values: np.ndarray) -> None:

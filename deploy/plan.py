@@ -147,7 +147,7 @@ def _print(facts: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    kinds = ("weights", "neighbours", "kv", "scratch", "exchange", "process", "total")
+    kinds = ("weights", "embedding", "kv", "scratch", "exchange", "process", "total")
     table = Table("worker", "heads", "neurons a layer", *kinds)
     for me, worker in enumerate(facts["workers"]):
         low, high = min(worker["neurons"]), max(worker["neurons"])

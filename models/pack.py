@@ -88,14 +88,6 @@ class Pack:
         if max(ends) > size:
             raise StorageError(f"{path}: the pack is cut short; delete it and it is made again")
         self.data = np.frombuffer(self._map, np.uint8)
-        self.address = self.data.ctypes.data
-
-    def matrix_address(self, role: str) -> int:
-        return self.address + self.matrices[role].offset_bytes
-
-    def vector_address(self, role: str) -> int:
-        """0 where the model has no such vector."""
-        return self.address + self.vectors[role].offset_bytes if role in self.vectors else 0
 
     def values(self, role: str) -> np.ndarray:
         """A matrix as f32 [rows, columns], for the reference."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -22,7 +22,6 @@ from hotneuron.placement.worker_areas import BatchSizes, is_sparse
 
 ASSUMED_SHARE = 0.12  # of the neurons, that fire for a token where no statistics say so
 GIB = 1 << 30
-_CORRECTIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +83,10 @@ def place(
     order, fires = fires_in_order(matrices, config, statistics)
     n_bytes = ModelBytes.of(matrices, config)
     problem = _problem(matrices, config, n_bytes, fires, probe, demand)
-    for _ in range(_CORRECTIONS):
-        found = solve(problem)
-        cuts = _cuts(config, fires, n_bytes, found.groups, found.tiles, found.units, demand.n_workers)
-        why = _why(problem, found.groups, found.units, statistics, n_bytes.listed, demand)
-        placed = evaluate(matrices, config, cuts, order, fires, probe, demand, why)
-        # What is mapped along with the hot worker's own parts is not linear in them, so it is seen only now.
-        excess = placed.n_bytes[0].total - (demand.hot_budget_bytes or np.inf)
-        if excess <= 0 or problem.budget_bytes == 0:
-            break
-        problem = replace(problem, budget_bytes=max(0.0, problem.budget_bytes - 1.02 * excess))
-    return placed
+    found = solve(problem)
+    cuts = _cuts(config, fires, n_bytes, found.groups, found.tiles, found.units, demand.n_workers)
+    why = _why(problem, found.groups, found.units, statistics, n_bytes.listed, demand)
+    return evaluate(matrices, config, cuts, order, fires, probe, demand, why)
 
 
 def evaluate(
@@ -139,7 +131,7 @@ def _problem(
     fixed = _fixed_bytes(matrices, config, demand)
     budget = np.inf if demand.hot_budget_bytes is None else demand.hot_budget_bytes - fixed
     kv_bytes = kv_token_bytes(config) * demand.kv_tokens / groups
-    whole = fixed + groups * (attention + kv_bytes) + n_bytes.head
+    whole = fixed + groups * (attention + kv_bytes) + (0 if config.tied_embeddings else n_bytes.head)
     whole += float(((n_bytes.always + n_bytes.listed) * NEURON_UNIT * fires.shape[1]).sum())
     least = fixed if n_cold else whole
     if demand.hot_budget_bytes is not None and demand.hot_budget_bytes < least:
@@ -159,7 +151,7 @@ def _problem(
         tiles=tiles,
         tile_hot_s=tile_bytes / hot_tiles,
         tile_cold_s=tile_bytes / cold_tiles if n_cold else never,
-        tile_bytes=tile_bytes,
+        tile_bytes=0 if config.tied_embeddings else tile_bytes,  # else in the embedding, which every worker has
         unit_hot_s=always / hot_tiles + listed / hot_rows,
         unit_cold_s=always / cold_tiles + listed / cold_rows if n_cold else np.full(fires.shape, never),
         unit_bytes=(n_bytes.always + n_bytes.listed) * NEURON_UNIT,
@@ -176,8 +168,7 @@ def _fixed_bytes(matrices: Mapping[str, Matrix], config: ModelConfig, demand: De
     cuts = Cuts(((0, config.n_heads), *others), neurons, ((0, 0), *others))
     plan = weigh(matrices, config, cuts, demand.context_tokens, demand.kv_tokens)
     found = process_bytes(matrices, config, plan, 0, demand.batch, demand.n_threads, demand.exchange_bytes)
-    embedding = 0 if config.tied_embeddings else matrices["token_embd"].n_bytes
-    return found.total - found.weights - found.kv - found.neighbours + embedding
+    return found.total - found.weights - found.kv
 
 
 def _cuts(
