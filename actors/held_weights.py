@@ -1,8 +1,8 @@
 """The parts of a pack that one worker holds: rows mapped from the file, columns and vectors copied.
 
-NOTE At a fault Linux maps not a page but the whole folio of the page cache that holds it, though never beyond the mapping
-(6.18; up to 2 MiB, as large as the reads or writes that made it). Through one mapping of the whole pack a worker's memory
-would come to hold parts of its neighbours', by an amount that nobody can plan. So every part has a mapping of its own.
+NOTE At a fault Linux maps not a page but the whole folio of the page cache that holds it, though never beyond the
+mapping (6.18; up to 2 MiB, as large as the reads or writes that made it). Through one mapping of the whole pack a
+worker would come to hold parts of its neighbours', by an amount that nobody can plan. So every part has its own.
 """
 
 from __future__ import annotations
