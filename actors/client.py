@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import uuid
-from typing import Any
+from typing import Any, Protocol
 
 from hotneuron.actors.messages import Chunk, Request
 from hotneuron.models.errors import EngineError, RequestError
 
 CLOSE_S = 2.0
-Inbox = queue.SimpleQueue[Chunk | EngineError]
+Item = Chunk | EngineError
+
+
+class Inbox(Protocol):
+    """Where one request's chunks go, or an EngineError if the driver dies. Called on the reader's thread."""
+
+    def put(self, item: Item) -> None: ...
 
 
 class Client:
@@ -25,12 +30,11 @@ class Client:
         self._reader: threading.Thread | None = None
         self._failure: EngineError | None = None
 
-    def submit(self, request: Request) -> Inbox:
-        """Send a request; its chunks arrive in the inbox, or an EngineError if the driver dies.
+    def submit(self, request: Request, inbox: Inbox) -> None:
+        """Send a request, whose chunks go to the inbox.
 
         Raises RequestError for an id that is in use, EngineError if the driver has died.
         """
-        inbox: Inbox = queue.SimpleQueue()
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -43,7 +47,6 @@ class Client:
                 self._reader = threading.Thread(target=self._read, args=(stream,), name="hotneuron-client", daemon=True)
                 self._reader.start()
             self._driver.submit.remote(self._client_id, request)
-        return inbox
 
     def cancel(self, request_id: str) -> None:
         self._driver.cancel.remote(request_id)

@@ -39,7 +39,7 @@ class _Client:
 class DriverActor:
     """Everything but `chunks` answers once; `chunks` streams."""
 
-    def __init__(self, n_workers: int, n_threads: int, group: PlacementGroup, worker_cpus: int):
+    def __init__(self, n_workers: int, n_threads: int, group: PlacementGroup, worker_cpus: float):
         process.begin()
         # The workers' processes start while this one still imports.
         self._team = RayTeam(n_workers, n_threads, group, worker_cpus)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hotneuron.actors import private_ray
 from hotneuron.actors.activity import Activity
 from hotneuron.actors.adaptation import adapt
-from hotneuron.actors.client import Client
+from hotneuron.actors.client import Client, Inbox, Item
 from hotneuron.actors.messages import Chunk, Request, SamplingParams
 from hotneuron.actors.preparation import Launch, ensure, kind_of, mode_of, place_model, store_bytes
 from hotneuron.kernels import cpu
@@ -30,6 +31,7 @@ from hotneuron.models.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from hotneuron.placement.place import Placement
 
+_NO_CPUS = 0.001  # Ray makes no bundle of nothing
 Progress = Callable[[str, int, int | None], None]
 
 
@@ -55,6 +57,7 @@ class EngineConfig:
     plan_path: Path | None = None  # what `hotneuron plan` wrote, instead of a budget
     is_profiling: bool = False  # the first product decides, nothing predicts, and histograms are kept
     is_traced: bool = False  # the time of each phase of a step is kept
+    reserves_cpus: bool = True  # of Ray's count; several models on one machine share its cores by turns instead
 
     def __post_init__(self) -> None:
         for name, low, high in (("workers", 0, 15), ("threads", 1, 256), ("context_tokens", 16, 1 << 24),
@@ -123,8 +126,8 @@ class Engine:
         try:
             packed = pack_path.result()
             progress("starting actors", 0, None)
-            worker_cpus = 1 if hold.is_private else n_threads
-            driver, group = _create_driver(n_workers, n_threads, worker_cpus)
+            cpus = _cpus(hold.is_private, n_threads) if engine_config.reserves_cpus else (_NO_CPUS, _NO_CPUS)
+            driver, group = _create_driver(n_workers, n_threads, *cpus)
             _start_driver(driver, Launch(engine_config, config, mode, packed, cuts))
             tokenizer, chat_template = texts.result()
         except BaseException:
@@ -142,7 +145,8 @@ class Engine:
 
     def generate(self, request: Request) -> Iterator[Chunk]:
         """Chunks as they come. Raises EngineError if the engine dies; a refused request raises RequestError."""
-        inbox = self._client.submit(request)
+        inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._client.submit(request, inbox)
         finished = False
         try:
             while not finished:
@@ -156,6 +160,13 @@ class Engine:
         finally:
             if not finished:
                 self._client.cancel(request.request_id)
+
+    def submit(self, request: Request, inbox: Inbox) -> None:
+        """As `generate`, for who cannot wait: chunks, and an EngineError if the engine dies, are put into the inbox.
+
+        A refused request ends with a chunk that says why. Raises EngineError, RequestError (an id in use).
+        """
+        self._client.submit(request, inbox)
 
     def cancel(self, request_id: str) -> None:
         """End a request; its last chunk has the reason "cancel"."""
@@ -258,16 +269,22 @@ def _texts(file: GGUFFile) -> tuple[Tokenizer, ChatTemplate]:
     return Tokenizer.from_metadata(file.metadata, source), ChatTemplate.from_metadata(file.metadata, source)
 
 
-def _create_driver(n_workers: int, n_threads: int, worker_cpus: int) -> tuple[Any, Any]:
+def _cpus(is_private: bool, n_threads: int) -> tuple[float, float]:
+    """That the driver and each worker count for; a private Ray has as many as there are actors."""
+    return 1, 1 if is_private else n_threads
+
+
+def _create_driver(n_workers: int, n_threads: int, driver_cpus: float, worker_cpus: float) -> tuple[Any, Any]:
     """The driver, which creates its workers, and the placement group of all."""
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     from hotneuron.actors.driver_actor import DriverActor
 
-    group = placement_group([{"CPU": 1}, *({"CPU": worker_cpus} for _ in range(n_workers))], strategy="STRICT_PACK")
+    bundles = [{"CPU": driver_cpus}, *({"CPU": worker_cpus} for _ in range(n_workers))]
+    group = placement_group(bundles, strategy="STRICT_PACK")
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-    options = {"num_cpus": 1, "scheduling_strategy": strategy, "max_concurrency": 1000}
+    options = {"num_cpus": driver_cpus, "scheduling_strategy": strategy, "max_concurrency": 1000}
     driver = DriverActor.options(**options).remote(n_workers, n_threads, group, worker_cpus)  # type: ignore[attr-defined]
     return driver, group
 

@@ -147,6 +147,27 @@ def demand_of(
     return Demand(n_workers, n_threads, context, kv_tokens, sizes, arena.n_bytes, budget)
 
 
+def planned_bytes(engine_config: EngineConfig) -> int:
+    """What all processes of an engine will take, before anything is loaded. Raises the errors of file and config."""
+    from hotneuron.placement.budget import PROCESS_BYTES, process_bytes
+    from hotneuron.placement.plan import cut_by, weigh
+
+    file = GGUFFile.open(engine_config.model_path)
+    config = ModelConfig.from_file(file, engine_config.activation)
+    mode = mode_of(file, config, engine_config)
+    n_workers, n_threads = engine_config.team()
+    placed = place_model(file, config, mode, engine_config, n_workers, n_threads, lambda *_: None)
+    if placed is not None:
+        return PROCESS_BYTES + sum(n_bytes.total for n_bytes in placed.n_bytes)
+    wanted = demand_of(config, mode, engine_config, n_workers, n_threads)
+    matrices = matrices_of(file, config, kind_of(mode, engine_config))
+    cuts = cut_by(config, engine_config.split or (1.0,) * n_workers)
+    plan = weigh(matrices, config, cuts, wanted.context_tokens, wanted.kv_tokens)
+    sizes = wanted.batch, n_threads, wanted.exchange_bytes
+    workers = (process_bytes(matrices, config, plan, me, *sizes).total for me in range(n_workers))
+    return PROCESS_BYTES + sum(workers)
+
+
 def ensure(
     file: GGUFFile, config: ModelConfig, kind: Kind, progress: Progress, order: np.ndarray | None = None
 ) -> Path:

@@ -46,10 +46,10 @@ def load() -> None:
     import ray  # noqa: F401
 
 
-def start(n_actors: int, store_bytes: int) -> Hold:
+def start(n_actors: int, store_bytes: int, is_service: bool = False) -> Hold:
     """Use the Ray of this process, or else the one that RAY_ADDRESS names, or else start a private one.
 
-    Raises EngineError.
+    is_service: with Ray's dashboard, which takes jobs and exports metrics. Raises EngineError.
     """
     load()
     import ray
@@ -58,7 +58,7 @@ def start(n_actors: int, store_bytes: int) -> Hold:
         return Hold(connected=False)
     try:
         if not os.environ.get("RAY_ADDRESS"):
-            return _start_private(n_actors, store_bytes)
+            return _start_private(n_actors, store_bytes, is_service)
         ray.init(logging_level=logging.ERROR, log_to_driver=False)
         return Hold(connected=True)
     except Exception as error:
@@ -66,18 +66,27 @@ def start(n_actors: int, store_bytes: int) -> Hold:
         raise EngineError(f"Ray could not start: {problem}; `hotneuron doctor` says what this machine lacks") from error
 
 
-def _start_private(n_actors: int, store_bytes: int) -> Hold:
+def start_service(store_bytes: int) -> Hold:
+    """Join the Ray that RAY_ADDRESS names, or start one for a service, as `start` does for an engine.
+
+    Models are placed by their bytes and share the cores by turns, so Ray's count of CPUs bounds nothing.
+    """
+    return start(max(4, os.cpu_count() or 1), store_bytes, is_service=True)
+
+
+def _start_private(n_actors: int, store_bytes: int, is_service: bool) -> Hold:
     import ray
 
     hold = Hold(connected=True)
     try:
-        with _signals_kept(), _without_needless_processes():
+        with _signals_kept(), contextlib.nullcontext() if is_service else _without_needless_processes():
             # Ray starts as many processes ahead as it has CPUs: one for each actor, whatever its number of threads.
             ray.init(
                 address="local",
                 num_cpus=n_actors,
                 object_store_memory=max(MIN_STORE_BYTES, store_bytes),
-                include_dashboard=False,
+                include_dashboard=is_service,
+                dashboard_host="127.0.0.1",
                 logging_level=logging.ERROR,
                 log_to_driver=False,
             )
@@ -112,10 +121,12 @@ def _signals_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_needless_processes() -> Iterator[None]:
-    """Keep Ray from starting its autoscaler, log monitor and dashboard: half of its start, most of its stop.
+    """Keep Ray from starting its autoscaler, log monitor and dashboard, and its agent from measuring the machine.
 
-    NOTE: `ray.init` has no switch for them. A Ray that names these methods otherwise starts them all: only slower.
+    They are half of its start, most of its stop, and a part of what it does when idle. NOTE: `ray.init` has no switch
+    for them. A Ray that names these functions otherwise starts them all: only slower.
     """
+    from ray._private import utils
     from ray._private.node import Node
 
     def nothing(self: Node, **_: object) -> None:
@@ -123,10 +134,14 @@ def _without_needless_processes() -> Iterator[None]:
 
     names = ("start_monitor", "start_log_monitor", "start_api_server")
     found = {name: getattr(Node, name) for name in names if hasattr(Node, name)}
+    agent_lacks = getattr(utils, "get_dashboard_dependency_error", None)
     try:
         for name in found:
             setattr(Node, name, nothing)
+        utils.get_dashboard_dependency_error = lambda: ImportError("a private Ray takes the small agent")
         yield
     finally:
+        if agent_lacks is not None:
+            utils.get_dashboard_dependency_error = agent_lacks
         for name, method in found.items():
             setattr(Node, name, method)

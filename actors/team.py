@@ -64,7 +64,7 @@ class WorkerActor:
 class RayTeam:
     """Implements `driver.Team`. Actors are owned by the driver's process: they go when it goes."""
 
-    def __init__(self, n_workers: int, n_threads: int, group: PlacementGroup, worker_cpus: int):
+    def __init__(self, n_workers: int, n_threads: int, group: PlacementGroup, worker_cpus: float):
         self.n_workers = n_workers
         self._n_threads, self._group, self._worker_cpus = n_threads, group, worker_cpus
         self._actors: list[Any] = [self._create(me) for me in range(n_workers)]

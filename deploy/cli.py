@@ -19,6 +19,7 @@ from hotneuron.deploy.perplexity import perplexity
 from hotneuron.deploy.plan import plan
 from hotneuron.deploy.profile import profile
 from hotneuron.deploy.run import run
+from hotneuron.deploy.serve import serve
 from hotneuron.deploy.show import show
 from hotneuron.deploy.tokenize import tokenize
 from hotneuron.kernels import knobs
@@ -33,7 +34,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verb in (run, chat, pull, ls, rm, show, tokenize, bench, perplexity, profile, plan, doctor):
+for _verb in (run, chat, pull, ls, rm, show, tokenize, bench, perplexity, profile, plan, serve, doctor):
     app.command(_verb.__name__)(_verb)
 
 

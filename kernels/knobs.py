@@ -47,4 +47,6 @@ CACHE = Knob("CACHE", str, None, "folder for models, packs and compiled kernels 
 DEADLINE_MS = Knob("DEADLINE_MS", int, 5000, "milliseconds after which a wait for another worker becomes an error")
 OFFLINE = Knob("OFFLINE", _flag, False, "1 forbids every download")
 
-ALL = (SIMD, REFERENCE, CACHE, DEADLINE_MS, OFFLINE)
+API_KEY = Knob("API_KEY", str, None, "a key that clients of `hotneuron serve` must give")
+
+ALL = (SIMD, REFERENCE, CACHE, DEADLINE_MS, OFFLINE, API_KEY)
